@@ -1,0 +1,2 @@
+//! Satgres
+fn main() {}
