@@ -1,3 +1,5 @@
 //! Satgres keeps the whole Bitcoin chain in PostgreSQL.
 
+pub mod chain;
 pub mod network;
+pub mod prevouts;

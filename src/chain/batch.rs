@@ -1,0 +1,164 @@
+//! A batch: consecutive blocks that travel through the replay together, in the bytes they were read as and in the
+//! fixed-width facts that parsing and resolving add.
+//!
+//! Filled by the parse threads (everything but the prevouts), completed by the resolve stage, read by the encoders.
+//! Scripts and witnesses are ranges of `raw`; a batch is cleared and used again, so that the hot path does not
+//! allocate once its vectors have grown.
+
+use super::hash::Hash32;
+use super::header::Header;
+
+/// A range of a batch's raw bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    /// Offset of the first byte.
+    pub from: u32,
+    /// Number of bytes.
+    pub len: u32,
+}
+
+impl Span {
+    /// Returns the bytes.
+    #[inline]
+    pub fn of(self, raw: &[u8]) -> &[u8] {
+        &raw[self.from as usize..self.from as usize + self.len as usize]
+    }
+}
+
+/// One block of a batch.
+#[derive(Clone, Debug)]
+pub struct Block {
+    /// Height in the active chain.
+    pub height: u32,
+    /// Block hash, internal byte order.
+    pub hash: Hash32,
+    /// The header's fields.
+    pub header: Header,
+    /// Serialised size with witness, bytes.
+    pub size: u32,
+    /// Weight, weight units.
+    pub weight: u32,
+    /// Number of transactions; they follow each other in `Batch::txs`, block by block.
+    pub tx_count: u32,
+    /// Number of inputs, the coinbase's included.
+    pub input_count: u32,
+    /// Number of outputs.
+    pub output_count: u32,
+    /// Sum of fees, satoshis; set by the resolve stage.
+    pub fees_sat: u64,
+    /// Subsidy, satoshis; set by the resolve stage.
+    pub subsidy_sat: u64,
+    /// Subsidy and fees not claimed by the coinbase, satoshis; set by the resolve stage.
+    pub unclaimed_sat: u64,
+    /// Median time of this block and its ten ancestors, seconds since 1970.
+    pub median_time: u32,
+    /// Work of the chain up to this block.
+    pub chainwork: u128,
+}
+
+/// One transaction of a batch; its inputs and outputs follow each other in `Batch::inputs` and `Batch::outputs`.
+#[derive(Clone, Copy, Debug)]
+pub struct Tx {
+    /// Transaction id, internal byte order.
+    pub txid: Hash32,
+    /// Version.
+    pub version: u32,
+    /// Lock time.
+    pub locktime: u32,
+    /// Serialised size with witness, bytes.
+    pub size: u32,
+    /// Weight, weight units.
+    pub weight: u32,
+    /// Number of inputs.
+    pub input_count: u32,
+    /// Number of outputs.
+    pub output_count: u32,
+    /// Fee, satoshis; set by the resolve stage, meaningless for a coinbase.
+    pub fee_sat: u64,
+}
+
+/// One input of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Input {
+    /// Keyed fingerprint of the outpoint that it spends; meaningless for a coinbase.
+    pub outpoint: crate::prevouts::Fingerprint,
+    /// Sequence.
+    pub sequence: u32,
+    /// Index of the output that it spends.
+    pub prev_vout: u32,
+    /// scriptSig.
+    pub script_sig: Span,
+    /// Witness in its consensus encoding; empty where there is none.
+    pub witness: Span,
+    /// The output that it spends; set by the resolve stage, meaningless for a coinbase.
+    pub prevout: crate::prevouts::Coin,
+}
+
+/// One output of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Output {
+    /// Keyed fingerprint of its outpoint.
+    pub outpoint: crate::prevouts::Fingerprint,
+    /// Amount, satoshis.
+    pub value_sat: u64,
+    /// First 16 bytes of SHA-256 of the script.
+    pub script_hash: [u8; 16],
+    /// scriptPubKey.
+    pub script: Span,
+    /// Whether it can never be spent: OP_RETURN first, or a script over 10,000 bytes.
+    pub is_unspendable: bool,
+}
+
+/// Consecutive blocks on their way through the replay.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// Place in the order of batches, from 0.
+    pub seq: u64,
+    /// The blocks as they were read, one after the other.
+    pub raw: Vec<u8>,
+    /// Blocks, by height.
+    pub blocks: Vec<Block>,
+    /// Transactions, in chain order.
+    pub txs: Vec<Tx>,
+    /// Inputs, in chain order.
+    pub inputs: Vec<Input>,
+    /// Outputs, in chain order.
+    pub outputs: Vec<Output>,
+    /// Scratch for merkle trees.
+    pub(crate) hashes: Vec<Hash32>,
+    /// Outputs of earlier coinbases that this batch's twins overwrote (BIP30); set by the resolve stage.
+    pub overwritten: Vec<Overwritten>,
+}
+
+/// An unspent output that a later coinbase with the same txid replaced (BIP30).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overwritten {
+    /// The earlier transaction.
+    pub tx_num: i64,
+    /// Index of the output, the same in both.
+    pub vout: u32,
+    /// The later transaction.
+    pub by_tx_num: i64,
+}
+
+impl Batch {
+    /// Empties the batch and keeps its memory.
+    pub fn clear(&mut self) {
+        self.raw.clear();
+        self.blocks.clear();
+        self.txs.clear();
+        self.inputs.clear();
+        self.outputs.clear();
+        self.overwritten.clear();
+    }
+}
+
+/// Most transactions that a `tx_num` can number in one block; a valid block holds at most 16,666.
+pub const BLOCK_TXS_MAX: u64 = 1 << 16;
+
+/// Returns `height * 65536 + index`: the number of a transaction, unique and in chain order.
+#[inline]
+pub fn tx_num(height: u32, index: u32) -> i64 {
+    debug_assert!(u64::from(index) < BLOCK_TXS_MAX);
+    i64::from(height) << 16 | i64::from(index)
+}

@@ -1,0 +1,406 @@
+//! Parses one block into a batch and proves what can be proved without other blocks: structure, merkle root, witness
+//! commitment, weight, amounts in range.
+//!
+//! In: the bytes of one block record, already appended to `Batch::raw`. Out: rows of facts in the batch. On an error
+//! the batch is not usable. Nothing here trusts a length: every count is paid for by bytes that are there.
+
+use super::batch::{BLOCK_TXS_MAX, Batch, Block, Input, Output, Span, Tx};
+use super::cursor::{Cursor, CursorError};
+use super::hash::{Hash32, script_hash, sha256d, sha256d_parts};
+use super::header::{HEADER_BYTES, Header};
+use super::merkle::merkle_root;
+use crate::prevouts::{Coin, FingerprintKey};
+
+/// Most weight of a block (`MAX_BLOCK_WEIGHT` in Bitcoin Core's `consensus/consensus.h`).
+pub const BLOCK_WEIGHT_MAX: u64 = 4_000_000;
+/// Most satoshis that can exist (`MAX_MONEY` in Bitcoin Core's `consensus/amount.h`).
+pub const MONEY_MAX_SAT: u64 = 21_000_000 * 100_000_000;
+/// Longest script that can be spent, bytes (`MAX_SCRIPT_SIZE`).
+pub const SCRIPT_BYTES_MAX: u32 = 10_000;
+
+const OP_RETURN: u8 = 0x6a;
+const WITNESS_SCALE: u64 = 4;
+
+/// Why the bytes of a record are not the block that its header commits to. The record is damaged: another copy of
+/// the same block may be whole.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DamagedBlock {
+    /// An item runs past the end, or is encoded in a way that no node writes.
+    #[error(transparent)]
+    Encoding(#[from] CursorError),
+    /// A transaction has the segwit marker but another flag than 1, or no witness at all.
+    #[error("transaction {index}: bad segwit flag or superfluous witness")]
+    SegwitFlag {
+        /// Index of the transaction in the block.
+        index: u32,
+    },
+    /// Bytes remain after the last transaction.
+    #[error("{count} bytes remain after the last transaction")]
+    Trailing {
+        /// How many.
+        count: usize,
+    },
+    /// The transactions do not hash to the header's merkle root.
+    #[error("merkle root does not match the header")]
+    MerkleRoot,
+    /// Another list of transactions has the same merkle root (CVE-2012-2459).
+    #[error("duplicated transactions at the end (CVE-2012-2459)")]
+    MerkleMutated,
+    /// The witnesses do not hash to the commitment in the coinbase (BIP141).
+    #[error("witness commitment does not match")]
+    WitnessCommitment,
+    /// A witness stands in a block that commits to none (BIP141).
+    #[error("witness without a commitment")]
+    UnexpectedWitness,
+}
+
+/// A rule that a whole block breaks by itself. The block is invalid, and so is every descendant.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidBlock {
+    /// No transactions.
+    #[error("block has no transactions")]
+    NoTransactions,
+    /// More transactions than fit any valid block.
+    #[error("block has {count} transactions")]
+    TooManyTransactions {
+        /// How many the block says it has.
+        count: u64,
+    },
+    /// The first transaction is no coinbase, or another one is.
+    #[error("transaction {index}: coinbase missing or misplaced")]
+    Coinbase {
+        /// Index of the transaction in the block.
+        index: u32,
+    },
+    /// A transaction without inputs or outputs.
+    #[error("transaction {index} has no inputs or no outputs")]
+    EmptyTransaction {
+        /// Index of the transaction in the block.
+        index: u32,
+    },
+    /// An amount, or the sum of a transaction's outputs, is above 21 million coins.
+    #[error("transaction {index}: amount out of range")]
+    AmountRange {
+        /// Index of the transaction in the block.
+        index: u32,
+    },
+    /// Heavier than 4,000,000 weight units.
+    #[error("block weighs {weight} of at most 4000000 weight units")]
+    Weight {
+        /// Its weight.
+        weight: u64,
+    },
+}
+
+/// Why a block was not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BlockError {
+    /// The record is damaged: try another copy.
+    #[error("damaged: {0}")]
+    Damaged(#[from] DamagedBlock),
+    /// The block is invalid: exclude it and its descendants.
+    #[error("invalid: {0}")]
+    Invalid(#[from] InvalidBlock),
+}
+
+impl From<CursorError> for BlockError {
+    fn from(error: CursorError) -> Self {
+        BlockError::Damaged(error.into())
+    }
+}
+
+/// What the chain before it says about a block.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockContext {
+    /// Height in the active chain.
+    pub height: u32,
+    /// Hash of its header, internal byte order.
+    pub hash: Hash32,
+    /// Median time of this block and its ten ancestors, seconds since 1970.
+    pub median_time: u32,
+    /// Work of the chain up to this block.
+    pub chainwork: u128,
+    /// Whether witness commitments are checked at this height (BIP141).
+    pub segwit_active: bool,
+}
+
+/// Parses the block that stands at the end of `batch.raw` from `raw_from` on, and appends it to the batch.
+///
+/// # Errors
+/// [`BlockError::Damaged`]: the record is not what its header commits to; read another copy.
+/// [`BlockError::Invalid`]: the block breaks a rule; exclude it and its descendants.
+pub fn parse_block(
+    batch: &mut Batch,
+    raw_from: usize,
+    context: &BlockContext,
+    key: &FingerprintKey,
+) -> Result<(), BlockError> {
+    let raw = std::mem::take(&mut batch.raw);
+    let parsed = parse_from(&raw, batch, raw_from, context, key);
+    batch.raw = raw;
+    parsed
+}
+
+fn parse_from(
+    raw: &[u8],
+    batch: &mut Batch,
+    raw_from: usize,
+    context: &BlockContext,
+    key: &FingerprintKey,
+) -> Result<(), BlockError> {
+    let block = &raw[raw_from..];
+    let mut cursor = Cursor::new(block);
+    let header = Header::parse(&cursor.array::<HEADER_BYTES>()?);
+    let tx_count = cursor.compact_size()?;
+    let (tx_first, input_first, output_first) = (batch.txs.len(), batch.inputs.len(), batch.outputs.len());
+
+    let mut weight = WITNESS_SCALE * cursor.position() as u64;
+    let mut invalid = None;
+    let mut wtxids_needed = false;
+    batch.hashes.clear();
+    for index in 0..tx_count.min(BLOCK_TXS_MAX) as u32 {
+        let at = cursor.position();
+        let facts = parse_tx(&mut cursor, batch, raw_from, index, key)?;
+        invalid = invalid.or(facts.invalid);
+        wtxids_needed |= facts.has_witness;
+        weight += u64::from(batch.txs.last().expect("just pushed").weight);
+        // Remembered until the commitment is known: where a transaction with a witness stands.
+        batch.hashes.push(if facts.has_witness { span_hash(at, cursor.position()) } else { [0xff; 32] });
+    }
+    if tx_count > BLOCK_TXS_MAX {
+        return Err(InvalidBlock::TooManyTransactions { count: tx_count }.into());
+    }
+    if cursor.remaining() != 0 {
+        return Err(DamagedBlock::Trailing { count: cursor.remaining() }.into());
+    }
+
+    // The merkle root first: only bytes that the header commits to may call a block invalid.
+    let mut spans = std::mem::take(&mut batch.hashes);
+    let mut txids: Vec<Hash32> = batch.txs[tx_first..].iter().map(|tx| tx.txid).collect();
+    let (root, mutated) = merkle_root(&mut txids);
+    if root != header.merkle_root {
+        return Err(DamagedBlock::MerkleRoot.into());
+    }
+    if mutated {
+        return Err(DamagedBlock::MerkleMutated.into());
+    }
+    if batch.txs.len() == tx_first {
+        return Err(InvalidBlock::NoTransactions.into());
+    }
+    check_witness(
+        raw,
+        block,
+        batch,
+        context,
+        &mut spans,
+        wtxids_needed,
+        (tx_first, input_first, output_first),
+    )?;
+    batch.hashes = spans;
+    if let Some(invalid) = invalid {
+        return Err(invalid.into());
+    }
+    if weight > BLOCK_WEIGHT_MAX {
+        return Err(InvalidBlock::Weight { weight }.into());
+    }
+
+    batch.blocks.push(Block {
+        height: context.height,
+        hash: context.hash,
+        header,
+        size: block.len() as u32,
+        weight: weight as u32,
+        tx_count: (batch.txs.len() - tx_first) as u32,
+        input_count: (batch.inputs.len() - input_first) as u32,
+        output_count: (batch.outputs.len() - output_first) as u32,
+        fees_sat: 0,
+        subsidy_sat: 0,
+        unclaimed_sat: 0,
+        median_time: context.median_time,
+        chainwork: context.chainwork,
+    });
+    Ok(())
+}
+
+/// Packs the place of a transaction into a hash-sized slot, so that one scratch vector serves both.
+fn span_hash(from: usize, to: usize) -> Hash32 {
+    let mut slot = [0; 32];
+    slot[..8].copy_from_slice(&(from as u64).to_le_bytes());
+    slot[8..16].copy_from_slice(&(to as u64).to_le_bytes());
+    slot
+}
+
+struct TxFacts {
+    has_witness: bool,
+    invalid: Option<InvalidBlock>,
+}
+
+fn parse_tx(
+    cursor: &mut Cursor<'_>,
+    batch: &mut Batch,
+    raw_from: usize,
+    index: u32,
+    key: &FingerprintKey,
+) -> Result<TxFacts, BlockError> {
+    let span = |from: usize, len: usize| Span { from: (raw_from + from) as u32, len: len as u32 };
+    let start = cursor.position();
+    let version = cursor.u32()?;
+    let mut has_witness = false;
+    if cursor.peek() == Some(0) {
+        cursor.u8()?;
+        // Without inputs a transaction would look like this too, but no block may hold one.
+        if cursor.u8()? != 1 {
+            return Err(DamagedBlock::SegwitFlag { index }.into());
+        }
+        has_witness = true;
+    }
+
+    let body = cursor.position();
+    let input_first = batch.inputs.len();
+    let input_count = cursor.compact_size()?;
+    let mut null_prevout = false;
+    for _ in 0..input_count {
+        let prev_txid = cursor.array::<32>()?;
+        let prev_vout = cursor.u32()?;
+        let (from, len) = cursor.var_bytes()?;
+        let sequence = cursor.u32()?;
+        null_prevout |= prev_vout == u32::MAX && prev_txid == [0; 32];
+        batch.inputs.push(Input {
+            outpoint: key.fingerprint(&prev_txid, prev_vout),
+            sequence,
+            prev_vout,
+            script_sig: span(from, len),
+            witness: span(from, 0),
+            prevout: Coin::NONE,
+        });
+    }
+
+    let output_first = batch.outputs.len();
+    let output_count = cursor.compact_size()?;
+    let mut value_sum_sat: u64 = 0;
+    let mut in_range = true;
+    for _ in 0..output_count {
+        let value_sat = cursor.u64()?;
+        let (from, len) = cursor.var_bytes()?;
+        let script = cursor.slice(from, from + len);
+        value_sum_sat = value_sum_sat.saturating_add(value_sat);
+        in_range &= value_sum_sat <= MONEY_MAX_SAT;
+        batch.outputs.push(Output {
+            outpoint: Default::default(),
+            value_sat,
+            script_hash: script_hash(script),
+            script: span(from, len),
+            is_unspendable: script.first() == Some(&OP_RETURN) || script.len() > SCRIPT_BYTES_MAX as usize,
+        });
+    }
+
+    let witness_from = cursor.position();
+    if has_witness {
+        let mut any = false;
+        for input in &mut batch.inputs[input_first..] {
+            let from = cursor.position();
+            let item_count = cursor.compact_size()?;
+            for _ in 0..item_count {
+                cursor.var_bytes()?;
+            }
+            if item_count > 0 {
+                any = true;
+                input.witness = span(from, cursor.position() - from);
+            }
+        }
+        if !any {
+            return Err(DamagedBlock::SegwitFlag { index }.into());
+        }
+    }
+    let witness_to = cursor.position();
+    let locktime = cursor.u32()?;
+    let end = cursor.position();
+
+    let txid = if has_witness {
+        sha256d_parts([
+            cursor.slice(start, start + 4),
+            cursor.slice(body, witness_from),
+            cursor.slice(witness_to, end),
+        ])
+    } else {
+        sha256d(cursor.slice(start, end))
+    };
+    key.fingerprint_outputs(&txid, &mut batch.outputs[output_first..]);
+
+    let size = end - start;
+    let stripped = if has_witness { size - 2 - (witness_to - witness_from) } else { size };
+    let coinbase = input_count == 1 && null_prevout;
+    let invalid = if input_count == 0 || output_count == 0 {
+        Some(InvalidBlock::EmptyTransaction { index })
+    } else if coinbase != (index == 0) || (null_prevout && !coinbase) {
+        Some(InvalidBlock::Coinbase { index })
+    } else if !in_range {
+        Some(InvalidBlock::AmountRange { index })
+    } else {
+        None
+    };
+    batch.txs.push(Tx {
+        txid,
+        version,
+        locktime,
+        size: size as u32,
+        weight: (stripped * 3 + size) as u32,
+        input_count: input_count as u32,
+        output_count: output_count as u32,
+        fee_sat: 0,
+    });
+    Ok(TxFacts { has_witness, invalid })
+}
+
+/// Checks the witness commitment (BIP141, `CheckWitnessMalleation` in Bitcoin Core's `validation.cpp`).
+///
+/// `slots` holds one entry a transaction: its place in `block`, or all ones where it has no witness.
+fn check_witness(
+    raw: &[u8],
+    block: &[u8],
+    batch: &Batch,
+    context: &BlockContext,
+    slots: &mut [Hash32],
+    any_witness: bool,
+    (tx_first, input_first, output_first): (usize, usize, usize),
+) -> Result<(), DamagedBlock> {
+    let coinbase = &batch.txs[tx_first];
+    let outputs = &batch.outputs[output_first..output_first + coinbase.output_count as usize];
+    let commitment = context.segwit_active.then(|| last_commitment(raw, outputs)).flatten();
+    let Some(commitment) = commitment else {
+        return if any_witness { Err(DamagedBlock::UnexpectedWitness) } else { Ok(()) };
+    };
+    // One item of 32 bytes: a count of 1, a length of 32, the nonce.
+    let nonce = match batch.inputs.get(input_first).map(|input| input.witness.of(raw)) {
+        Some([1, 32, nonce @ ..]) if nonce.len() == 32 => nonce,
+        _ => return Err(DamagedBlock::WitnessCommitment),
+    };
+    for (index, slot) in slots.iter_mut().enumerate() {
+        let place = |at: usize| u64::from_le_bytes(slot[at..at + 8].try_into().expect("8 bytes")) as usize;
+        *slot = if index == 0 {
+            [0; 32]
+        } else if *slot == [0xff; 32] {
+            batch.txs[tx_first + index].txid
+        } else {
+            sha256d(&block[place(0)..place(8)])
+        };
+    }
+    let (root, _) = merkle_root(slots);
+    if sha256d_parts([&root, nonce, &[]]) != commitment {
+        Err(DamagedBlock::WitnessCommitment)
+    } else {
+        Ok(())
+    }
+}
+
+/// Returns the commitment in the last output that carries one.
+fn last_commitment(raw: &[u8], outputs: &[Output]) -> Option<Hash32> {
+    const PREFIX: [u8; 6] = [OP_RETURN, 0x24, 0xaa, 0x21, 0xa9, 0xed];
+    outputs.iter().rev().find_map(|output| {
+        let script = output.script.of(raw);
+        (script.len() >= 38 && script[..6] == PREFIX).then(|| script[6..38].try_into().expect("32 bytes"))
+    })
+}
+
+#[cfg(test)]
+mod tests;

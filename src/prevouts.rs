@@ -1,0 +1,39 @@
+//! Prevouts: which output an input spends, without reading the database.
+//!
+//! [`UtxoSet`] maps a keyed fingerprint of an outpoint to its [`Coin`]. It is an exact model of Bitcoin Core's coins: an
+//! entry leaves when it is spent, and a BIP30 twin overwrites the earlier coin. Called by the one ordered resolve
+//! stage; the fingerprints are computed beforehand, by the parse threads.
+
+mod fingerprint;
+mod resolve;
+mod table;
+
+pub use fingerprint::{Fingerprint, FingerprintKey};
+pub use resolve::{ResolveError, resolve_batch};
+pub use table::UtxoSet;
+
+/// An unspent output: what a row of `chain.inputs` repeats of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coin {
+    /// The transaction that made it: height * 65536 + index.
+    pub tx_num: i64,
+    /// Amount, satoshis, below 2^56.
+    pub value_sat: u64,
+    /// First 16 bytes of SHA-256 of its script.
+    pub script_hash: [u8; 16],
+}
+
+impl Coin {
+    /// The value of an input that is not resolved yet, or spends nothing.
+    pub const NONE: Coin = Coin { tx_num: -1, value_sat: 0, script_hash: [0; 16] };
+
+    /// Returns whether a coinbase made it.
+    pub fn is_coinbase(&self) -> bool {
+        self.tx_num & 0xffff == 0
+    }
+
+    /// Returns the height of the block that made it.
+    pub fn height(&self) -> u32 {
+        (self.tx_num >> 16) as u32
+    }
+}
