@@ -3,3 +3,4 @@
 pub mod chain;
 pub mod network;
 pub mod prevouts;
+pub mod source;

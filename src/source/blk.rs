@@ -1,0 +1,309 @@
+//! The `blk*.dat` files of a node: which there are, their xor key, the bytes of a record.
+//!
+//! A record is the network's magic, the length of the block (u32, little-endian) and the block. Bitcoin Core 28 and
+//! later may xor all bytes with the 8-byte key in `xor.dat`, whose phase is the offset in the file; the unused tail of
+//! the last file is raw zeros, not xored (`node/blockstorage.cpp`). Files are only read, never locked.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crate::network::Network;
+
+/// Bytes before the block in a record: magic and length.
+pub const RECORD_HEAD_BYTES: u64 = 8;
+const XOR_KEY_BYTES: usize = 8;
+
+/// What went wrong with the block files.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// The directory is not there, or is no directory.
+    #[error("blocks directory {path}: {source}; give the folder that holds blk00000.dat with --blocks-dir")]
+    NoDirectory {
+        /// What was given.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// No block file in the directory.
+    #[error(
+        "no blk*.dat file in {path}; give the folder that holds blk00000.dat with --blocks-dir \
+         (a node keeps it in its data directory under blocks, for other networks than main under e.g. regtest/blocks)"
+    )]
+    NoFiles {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// `xor.dat` has another size than 8 bytes.
+    #[error(
+        "{path} holds {len} bytes where a key of 8 is expected; copy it again from the node that wrote the files"
+    )]
+    XorKey {
+        /// The file.
+        path: PathBuf,
+        /// Its size, bytes.
+        len: usize,
+    },
+    /// A block file cannot be read.
+    #[error("reading {path} at offset {offset}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Where, bytes.
+        offset: u64,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// The files hold blocks of another network.
+    #[error("{path} holds blocks of network {found}, but --network is {asked}; start with --network {found}")]
+    OtherNetwork {
+        /// The file.
+        path: PathBuf,
+        /// What it holds.
+        found: Network,
+        /// What was asked for.
+        asked: Network,
+    },
+    /// No record of the network was found in any file.
+    #[error(
+        "no block of network {asked} in the files of {path}: are they of a custom signet, or is xor.dat missing?"
+    )]
+    NoBlocks {
+        /// The directory.
+        path: PathBuf,
+        /// What was asked for.
+        asked: Network,
+    },
+    /// The first blocks of the chain are gone.
+    #[error(
+        "the first block in {path} that continues a chain has height {height_first}: this node is pruned. \
+         Satgres needs every block from height 1 on: use the block files of a node with prune=0"
+    )]
+    Pruned {
+        /// The directory.
+        path: PathBuf,
+        /// Height of the first block that is there.
+        height_first: u32,
+    },
+    /// No block continues from the genesis block, and the height of the first one is not known.
+    #[error("{path}: no block there follows the genesis block of {asked}, and their heights cannot be told")]
+    Unconnected {
+        /// The directory.
+        path: PathBuf,
+        /// What was asked for.
+        asked: Network,
+    },
+}
+
+/// Where the bytes of a block are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Location {
+    /// Index of the file in [`BlockFiles::paths`]; [`Location::BUILT_IN`] for the genesis block that Satgres knows.
+    pub file: u32,
+    /// Offset of the block's header in the file, bytes.
+    pub offset: u64,
+    /// Length of the block as its record says, bytes.
+    pub len: u32,
+}
+
+impl Location {
+    /// The file index of the genesis block where no file holds it.
+    pub const BUILT_IN: u32 = u32::MAX;
+}
+
+/// The block files of one directory.
+#[derive(Debug)]
+pub struct BlockFiles {
+    directory: PathBuf,
+    paths: Vec<PathBuf>,
+    xor_key: Option<[u8; XOR_KEY_BYTES]>,
+    network: Network,
+}
+
+impl BlockFiles {
+    /// Lists the files, in the order of their numbers, and reads the xor key.
+    ///
+    /// # Errors
+    /// A missing or empty directory, or a key of a wrong size: stop and tell the user.
+    pub fn open(directory: &Path, network: Network) -> Result<Self, SourceError> {
+        let no_directory = |source| SourceError::NoDirectory { path: directory.to_owned(), source };
+        let mut numbered = Vec::new();
+        for entry in fs::read_dir(directory).map_err(no_directory)? {
+            let path = entry.map_err(no_directory)?.path();
+            if let Some(number) = path.file_name().and_then(|name| file_number(name.to_str()?)) {
+                numbered.push((number, path));
+            }
+        }
+        if numbered.is_empty() {
+            return Err(SourceError::NoFiles { path: directory.to_owned() });
+        }
+        numbered.sort();
+        Ok(BlockFiles {
+            directory: directory.to_owned(),
+            paths: numbered.into_iter().map(|(_, path)| path).collect(),
+            xor_key: read_xor_key(&directory.join("xor.dat"))?,
+            network,
+        })
+    }
+
+    /// Returns the directory.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Returns the files, in the order of their numbers.
+    pub fn paths(&self) -> &[PathBuf] {
+        &self.paths
+    }
+
+    /// Returns the network whose blocks are looked for.
+    pub fn network(&self) -> Network {
+        self.network
+    }
+
+    /// Opens one file for reading.
+    ///
+    /// # Errors
+    /// What the operating system says: retry, then stop and tell the user.
+    pub fn open_file(&self, file: u32) -> Result<BlockFile<'_>, SourceError> {
+        let path = &self.paths[file as usize];
+        let read = |source| SourceError::Read { path: path.clone(), offset: 0, source };
+        let handle = File::open(path).map_err(read)?;
+        let len = handle.metadata().map_err(read)?.len();
+        Ok(BlockFile { path, handle, len, xor_key: self.xor_key })
+    }
+
+    /// Returns the name of the file that a location is in.
+    pub fn name(&self, location: Location) -> String {
+        match self.paths.get(location.file as usize) {
+            Some(path) => path.display().to_string(),
+            None => "the built-in genesis block".to_owned(),
+        }
+    }
+}
+
+/// One open block file.
+#[derive(Debug)]
+pub struct BlockFile<'a> {
+    path: &'a Path,
+    handle: File,
+    len: u64,
+    xor_key: Option<[u8; XOR_KEY_BYTES]>,
+}
+
+impl BlockFile<'_> {
+    /// Returns the file's length when it was opened, bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Returns whether the file was empty when it was opened.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns the file's path.
+    pub fn path(&self) -> &Path {
+        self.path
+    }
+
+    /// Appends `len` decoded bytes from `offset` on to `buffer`.
+    ///
+    /// # Errors
+    /// A file shorter than that, or what the operating system says; `buffer` is as before.
+    pub fn read_to(&self, offset: u64, len: usize, buffer: &mut Vec<u8>) -> Result<(), SourceError> {
+        let from = buffer.len();
+        buffer.resize(from + len, 0);
+        if let Err(source) = self.handle.read_exact_at(&mut buffer[from..], offset) {
+            buffer.truncate(from);
+            return Err(SourceError::Read { path: self.path.to_owned(), offset, source });
+        }
+        self.decode(offset, &mut buffer[from..]);
+        Ok(())
+    }
+
+    /// Reads bytes as they stand in the file, not decoded.
+    pub(super) fn read_raw(&self, offset: u64, bytes: &mut [u8]) -> Result<(), SourceError> {
+        self.handle.read_exact_at(bytes, offset).map_err(|source| SourceError::Read {
+            path: self.path.to_owned(),
+            offset,
+            source,
+        })
+    }
+
+    /// Undoes the xor of bytes that were read at `offset`.
+    pub(super) fn decode(&self, offset: u64, bytes: &mut [u8]) {
+        let Some(mut key) = self.xor_key else { return };
+        key.rotate_left((offset % XOR_KEY_BYTES as u64) as usize);
+        let word = u64::from_ne_bytes(key);
+        let mut chunks = bytes.chunks_exact_mut(XOR_KEY_BYTES);
+        for chunk in &mut chunks {
+            let plain = u64::from_ne_bytes((&*chunk).try_into().expect("8 bytes")) ^ word;
+            chunk.copy_from_slice(&plain.to_ne_bytes());
+        }
+        for (byte, key) in chunks.into_remainder().iter_mut().zip(key) {
+            *byte ^= key;
+        }
+    }
+}
+
+/// Returns the number in `blk00012.dat`; more digits come after file 99999.
+fn file_number(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix("blk")?.strip_suffix(".dat")?;
+    (digits.len() >= 5 && digits.bytes().all(|byte| byte.is_ascii_digit())).then(|| digits.parse().ok())?
+}
+
+fn read_xor_key(path: &Path) -> Result<Option<[u8; XOR_KEY_BYTES]>, SourceError> {
+    match fs::read(path) {
+        Ok(bytes) => match <[u8; XOR_KEY_BYTES]>::try_from(bytes.as_slice()) {
+            Ok(key) => Ok((key != [0; XOR_KEY_BYTES]).then_some(key)),
+            Err(_) => Err(SourceError::XorKey { path: path.to_owned(), len: bytes.len() }),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(SourceError::Read { path: path.to_owned(), offset: 0, source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_names_give_their_numbers() {
+        assert_eq!(file_number("blk00012.dat"), Some(12));
+        assert_eq!(file_number("blk123456.dat"), Some(123_456));
+        for name in ["rev00012.dat", "blk12.dat", "blk0001x.dat", "blk00012.dat.tmp"] {
+            assert_eq!(file_number(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_xor_phase_is_the_offset_in_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let key = [1, 2, 3, 4, 5, 6, 7, 8];
+        let plain: Vec<u8> = (0..100).collect();
+        let coded: Vec<u8> = plain.iter().enumerate().map(|(at, byte)| byte ^ key[at % 8]).collect();
+        fs::write(folder.path().join("blk00000.dat"), coded).unwrap();
+        fs::write(folder.path().join("xor.dat"), key).unwrap();
+        let files = BlockFiles::open(folder.path(), Network::Regtest).unwrap();
+        let file = files.open_file(0).unwrap();
+        for (offset, len) in [(0, 100), (3, 9), (8, 8), (13, 1), (99, 1), (50, 0)] {
+            let mut bytes = vec![0xaa];
+            file.read_to(offset, len, &mut bytes).unwrap();
+            assert_eq!(bytes[1..], plain[offset as usize..offset as usize + len]);
+        }
+        assert!(file.read_to(99, 2, &mut Vec::new()).is_err());
+    }
+
+    #[test]
+    fn a_key_of_seven_bytes_is_refused_and_one_of_zeros_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("blk00000.dat"), b"").unwrap();
+        fs::write(folder.path().join("xor.dat"), [7; 7]).unwrap();
+        let error = BlockFiles::open(folder.path(), Network::Main).unwrap_err();
+        assert!(matches!(error, SourceError::XorKey { len: 7, .. }));
+        fs::write(folder.path().join("xor.dat"), [0; 8]).unwrap();
+        assert_eq!(BlockFiles::open(folder.path(), Network::Main).unwrap().xor_key, None);
+    }
+}

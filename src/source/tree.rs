@@ -1,0 +1,515 @@
+//! The header tree: every block that the files hold, linked to its parent, and the active chain in it.
+//!
+//! About 80 bytes a header and 8 in the hash index. Records are added file by file in the order in which they stand
+//! there, which is the order in which the node saw them: equal work goes to the first.
+
+use std::collections::{HashMap, HashSet};
+
+use hashbrown::HashTable;
+
+use super::blk::{BlockFiles, Location, SourceError};
+use super::scan::{FileScan, Record, Trust, scan_file};
+use crate::chain::hash::{Hash32, sha256d};
+use crate::network::Network;
+
+/// The index of an entry whose parent is not in the tree.
+const NONE: u32 = u32::MAX;
+/// The height of an entry that does not descend from the genesis block.
+const UNCONNECTED: u32 = u32::MAX;
+
+/// One block of the tree.
+#[derive(Clone, Debug)]
+struct Entry {
+    hash: Hash32,
+    /// Its own work until the tree is linked, then the whole chain's.
+    work: u128,
+    prev: u32,
+    height: u32,
+    time: u32,
+    location: Location,
+    trust: Trust,
+}
+
+/// All headers of the block files.
+#[derive(Debug)]
+pub struct HeaderTree {
+    entries: Vec<Entry>,
+    by_hash: HashTable<u32>,
+    /// Further copies of a block, best first.
+    copies: HashMap<u32, Vec<(Trust, Location)>>,
+    /// Children seen before their parents.
+    orphans: Vec<(u32, Hash32)>,
+    network: Network,
+    /// The last record of the last file: the node may still be writing it.
+    newest: Option<u32>,
+    break_count: u64,
+}
+
+/// The active chain: most work whose blocks are all there.
+#[derive(Debug)]
+pub struct ActiveChain {
+    /// Index in the tree of the block at each height.
+    by_height: Vec<u32>,
+}
+
+impl ActiveChain {
+    /// Returns the height of the tip.
+    pub fn tip_height(&self) -> u32 {
+        self.by_height.len() as u32 - 1
+    }
+
+    /// Returns the block's index in the tree.
+    pub fn at(&self, height: u32) -> Option<u32> {
+        self.by_height.get(height as usize).copied()
+    }
+}
+
+/// A block that is in the files but not in the active chain.
+#[derive(Clone, Debug)]
+pub struct StaleBlock {
+    /// Block hash, internal byte order.
+    pub hash: Hash32,
+    /// Height in its own branch.
+    pub height: u32,
+    /// Where it is.
+    pub location: Location,
+}
+
+impl HeaderTree {
+    /// Scans all files on `threads` threads and links what they hold.
+    ///
+    /// # Errors
+    /// Files that cannot be read, of another network, or pruned: stop and tell the user.
+    pub fn scan(files: &BlockFiles, threads: usize) -> Result<Self, SourceError> {
+        let mut tree = HeaderTree::new(files.network());
+        let mut seen = Seen::default();
+        scan_in_order(files, threads, |file, scan| {
+            seen.note(&scan);
+            tree.add_file(file, scan);
+        })?;
+        tree.newest = tree.newest_of(files.paths().len() as u32 - 1);
+        if tree.entries.is_empty() && !seen.all_blank {
+            let path = files.directory().to_owned();
+            let asked = files.network();
+            return Err(match seen.other_network {
+                Some((file, found)) => {
+                    SourceError::OtherNetwork { path: files.paths()[file].clone(), found, asked }
+                }
+                None => SourceError::NoBlocks { path, asked },
+            });
+        }
+        tree.add_genesis();
+        tree.link();
+        if seen.break_count > 0 {
+            tracing::warn!(breaks = seen.break_count, "bytes between block records were stepped over");
+        }
+        tree.break_count = seen.break_count;
+        tree.check_connected(files)?;
+        Ok(tree)
+    }
+
+    fn new(network: Network) -> Self {
+        HeaderTree {
+            entries: Vec::new(),
+            by_hash: HashTable::new(),
+            copies: HashMap::new(),
+            orphans: Vec::new(),
+            network,
+            newest: None,
+            break_count: 0,
+        }
+    }
+
+    /// Returns the number of headers.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Returns whether there is no header at all.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Returns how often bytes between records had to be stepped over.
+    pub fn break_count(&self) -> u64 {
+        self.break_count
+    }
+
+    fn add_file(&mut self, file: u32, scan: FileScan) {
+        for record in scan.records {
+            let Record { hash, prev_hash, work, time, offset, len, trust } = record;
+            let location = Location { file, offset, len };
+            if let Some(index) = self.find(&hash) {
+                self.add_copy(index, trust, location);
+                continue;
+            }
+            let index = self.entries.len() as u32;
+            let prev = self.find(&prev_hash).unwrap_or(NONE);
+            if prev == NONE {
+                self.orphans.push((index, prev_hash));
+            }
+            self.entries.push(Entry { hash, work, prev, height: UNCONNECTED, time, location, trust });
+            let entries = &self.entries;
+            self.by_hash
+                .insert_unique(table_hash(&hash), index, |&at| table_hash(&entries[at as usize].hash));
+        }
+    }
+
+    /// The better of two copies is the entry's own.
+    fn add_copy(&mut self, index: u32, trust: Trust, location: Location) {
+        let entry = &mut self.entries[index as usize];
+        let mut copy = (trust, location);
+        if trust < entry.trust {
+            copy = (entry.trust, entry.location);
+            entry.trust = trust;
+            entry.location = location;
+        }
+        let copies = self.copies.entry(index).or_default();
+        copies.push(copy);
+        copies.sort();
+    }
+
+    fn newest_of(&self, file: u32) -> Option<u32> {
+        let in_file = self.entries.iter().enumerate().filter(|(_, entry)| entry.location.file == file);
+        in_file.max_by_key(|(_, entry)| entry.location.offset).map(|(index, _)| index as u32)
+    }
+
+    /// Files of our own making may begin with block 1.
+    fn add_genesis(&mut self) {
+        let bytes = self.network.genesis_block();
+        let hash = sha256d(&bytes[..80]);
+        if self.find(&hash).is_none() {
+            let header: [u8; 80] = bytes[..80].try_into().expect("80 bytes");
+            let (_, work) = crate::chain::header::checked_work(&header, self.network)
+                .expect("genesis blocks prove their work");
+            let parsed = crate::chain::header::Header::parse(&header);
+            let record = Record {
+                hash,
+                prev_hash: parsed.prev_hash,
+                work,
+                time: parsed.time,
+                offset: 0,
+                len: bytes.len() as u32,
+                trust: Trust::Whole,
+            };
+            self.add_file(Location::BUILT_IN, FileScan { records: vec![record], ..FileScan::default() });
+        }
+    }
+
+    /// Finds the parents of orphans, then sums work and heights from the genesis block up.
+    fn link(&mut self) {
+        for (index, prev_hash) in std::mem::take(&mut self.orphans) {
+            self.entries[index as usize].prev = self.find(&prev_hash).unwrap_or(NONE);
+        }
+        let genesis = self.genesis();
+        self.entries[genesis as usize].height = 0;
+        let mut done = vec![false; self.entries.len()];
+        done[genesis as usize] = true;
+        let mut path = Vec::new();
+        for start in 0..self.entries.len() as u32 {
+            let mut at = start;
+            while at != NONE && !done[at as usize] {
+                path.push(at);
+                done[at as usize] = true;
+                at = self.entries[at as usize].prev;
+            }
+            while let Some(child) = path.pop() {
+                let prev = self.entries[child as usize].prev;
+                if prev != NONE && self.entries[prev as usize].height != UNCONNECTED {
+                    let (height, work) =
+                        (self.entries[prev as usize].height, self.entries[prev as usize].work);
+                    let entry = &mut self.entries[child as usize];
+                    entry.height = height + 1;
+                    entry.work = entry.work.saturating_add(work);
+                }
+            }
+        }
+    }
+
+    /// A tree in which nothing follows the genesis block, though there are blocks, is a pruned node's.
+    fn check_connected(&self, files: &BlockFiles) -> Result<(), SourceError> {
+        let genesis = self.genesis();
+        let connected = self.entries.iter().any(|entry| entry.prev == genesis && entry.height == 1);
+        if connected || self.entries.len() == 1 {
+            return Ok(());
+        }
+        let path = files.directory().to_owned();
+        match self.first_height(files) {
+            Some(height_first) => Err(SourceError::Pruned { path, height_first }),
+            None => Err(SourceError::Unconnected { path, asked: self.network }),
+        }
+    }
+
+    /// Returns the height of the lowest block that is there, from the heights that coinbases state (BIP34).
+    fn first_height(&self, files: &BlockFiles) -> Option<u32> {
+        let mut lowest = None;
+        // Only the roots matter; where a root is too old to state its height, a descendant does.
+        let roots = self.entries.iter().enumerate().filter(|(index, entry)| {
+            entry.prev == NONE && *index as u32 != self.genesis() && entry.trust != Trust::Cut
+        });
+        for (_, root) in roots.take(10_000) {
+            let height = super::blk_height(files, root.location);
+            lowest = match (lowest, height) {
+                (Some(lowest), Some(height)) => Some(std::cmp::min::<u32>(lowest, height)),
+                (lowest, height) => lowest.or(height),
+            };
+        }
+        lowest
+    }
+
+    /// Chooses the active chain: most work, then first seen; blocks in `excluded` and their descendants do not count.
+    /// A block of `preferred` wins a tie: the tip that the database already holds.
+    pub fn active_chain(&self, excluded: &HashSet<Hash32>, preferred: Option<&Hash32>) -> ActiveChain {
+        let genesis = self.genesis();
+        let mut is_excluded = vec![false; if excluded.is_empty() { 0 } else { self.entries.len() }];
+        if !excluded.is_empty() {
+            // By height, so that parents come before their children.
+            let mut order: Vec<u32> = (0..self.entries.len() as u32).collect();
+            order.sort_by_key(|&index| self.entries[index as usize].height);
+            for index in order {
+                let entry = &self.entries[index as usize];
+                is_excluded[index as usize] = excluded.contains(&entry.hash)
+                    || (entry.prev != NONE && is_excluded[entry.prev as usize]);
+            }
+        }
+        let counts = |index: u32| {
+            self.entries[index as usize].height != UNCONNECTED
+                && !is_excluded.get(index as usize).copied().unwrap_or(false)
+                && !self.is_unwritten(index)
+        };
+        let mut tip =
+            preferred.and_then(|hash| self.find(hash)).filter(|&index| counts(index)).unwrap_or(genesis);
+        for index in 0..self.entries.len() as u32 {
+            if counts(index) && self.entries[index as usize].work > self.entries[tip as usize].work {
+                tip = index;
+            }
+        }
+        let mut by_height = Vec::with_capacity(self.entries[tip as usize].height as usize + 1);
+        let mut at = tip;
+        loop {
+            by_height.push(at);
+            if at == genesis {
+                break;
+            }
+            at = self.entries[at as usize].prev;
+        }
+        by_height.reverse();
+        ActiveChain { by_height }
+    }
+
+    /// Returns whether the node has begun to write this block's record and not ended: cut, last in the last file, and
+    /// no other copy.
+    fn is_unwritten(&self, index: u32) -> bool {
+        let entry = &self.entries[index as usize];
+        entry.trust == Trust::Cut && self.newest == Some(index) && !self.copies.contains_key(&index)
+    }
+
+    /// Returns whether a block's record is the last of the last file: if it is damaged, the node may still be writing it.
+    pub fn is_newest(&self, index: u32) -> bool {
+        self.newest == Some(index)
+    }
+
+    /// Returns the blocks that descend from the genesis block but are not in the chain.
+    pub fn stale_blocks(&self, active: &ActiveChain) -> Vec<StaleBlock> {
+        let mut stale = Vec::new();
+        for (index, entry) in self.entries.iter().enumerate() {
+            let connected = entry.height != UNCONNECTED && !self.is_unwritten(index as u32);
+            if connected && active.at(entry.height) != Some(index as u32) {
+                stale.push(StaleBlock { hash: entry.hash, height: entry.height, location: entry.location });
+            }
+        }
+        stale
+    }
+
+    /// Returns the index of a block.
+    pub fn find(&self, hash: &Hash32) -> Option<u32> {
+        self.by_hash.find(table_hash(hash), |&at| self.entries[at as usize].hash == *hash).copied()
+    }
+
+    /// Returns a block's hash, internal byte order.
+    pub fn hash(&self, index: u32) -> Hash32 {
+        self.entries[index as usize].hash
+    }
+
+    /// Returns the time in a block's header, seconds since 1970.
+    pub fn time(&self, index: u32) -> u32 {
+        self.entries[index as usize].time
+    }
+
+    /// Returns the work of the chain up to a block.
+    pub fn chainwork(&self, index: u32) -> u128 {
+        self.entries[index as usize].work
+    }
+
+    /// Returns where a block is, the best copy first.
+    pub fn locations(&self, index: u32) -> impl Iterator<Item = Location> + '_ {
+        let copies = self.copies.get(&index).into_iter().flatten().map(|(_, location)| *location);
+        std::iter::once(self.entries[index as usize].location).chain(copies)
+    }
+
+    /// Returns the length of a block as its record says, bytes.
+    pub fn len_bytes(&self, index: u32) -> u32 {
+        self.entries[index as usize].location.len
+    }
+
+    fn genesis(&self) -> u32 {
+        let hash = sha256d(&self.network.genesis_block()[..80]);
+        self.find(&hash).expect("the genesis block is always added")
+    }
+}
+
+/// Block hashes are uniform in their first bytes: the end holds the zeros of the proof of work.
+fn table_hash(hash: &Hash32) -> u64 {
+    u64::from_le_bytes(hash[..8].try_into().expect("8 bytes")).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// What the scan saw apart from records.
+#[derive(Default)]
+struct Seen {
+    file_count: usize,
+    all_blank: bool,
+    other_network: Option<(usize, Network)>,
+    break_count: u64,
+}
+
+impl Seen {
+    fn note(&mut self, scan: &FileScan) {
+        self.all_blank = scan.is_blank && (self.file_count == 0 || self.all_blank);
+        if self.other_network.is_none() {
+            self.other_network = scan.other_network.map(|network| (self.file_count, network));
+        }
+        self.break_count += scan.breaks.len() as u64;
+        self.file_count += 1;
+    }
+}
+
+/// Scans files on threads and hands their records over in file order; at most two files a thread wait.
+fn scan_in_order(
+    files: &BlockFiles,
+    threads: usize,
+    mut each: impl FnMut(u32, FileScan),
+) -> Result<(), SourceError> {
+    let file_count = files.paths().len() as u32;
+    let next = std::sync::atomic::AtomicU32::new(0);
+    let (sender, receiver) = crossbeam_channel::bounded(threads);
+    std::thread::scope(|scope| {
+        for _ in 0..threads.min(file_count as usize).max(1) {
+            let (sender, next) = (sender.clone(), &next);
+            scope.spawn(move || {
+                loop {
+                    let file = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    if file >= file_count {
+                        break;
+                    }
+                    let scan = files.open_file(file).and_then(|open| scan_file(&open, files.network()));
+                    if sender.send((file, scan)).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        let mut waiting = std::collections::BTreeMap::new();
+        let mut due = 0;
+        for (file, scan) in &receiver {
+            waiting.insert(file, scan?);
+            while let Some(scan) = waiting.remove(&due) {
+                each(due, scan);
+                due += 1;
+            }
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chain::hash::Hash32;
+
+    /// A tree of regtest blocks given as (seed, parent's seed), in file order; seed 0 is the genesis block.
+    fn tree(blocks: &[(u8, u8)]) -> HeaderTree {
+        let mut tree = HeaderTree::new(Network::Regtest);
+        let records = blocks.iter().enumerate().map(|(at, &(seed, parent))| Record {
+            hash: hash(seed),
+            prev_hash: hash(parent),
+            work: 2,
+            time: 0,
+            offset: at as u64 * 1_000,
+            len: 100,
+            trust: Trust::Whole,
+        });
+        tree.add_file(0, FileScan { records: records.collect(), ..FileScan::default() });
+        tree.newest = tree.newest_of(0);
+        tree.add_genesis();
+        tree.link();
+        tree
+    }
+
+    fn hash(seed: u8) -> Hash32 {
+        if seed == 0 { sha256d(&Network::Regtest.genesis_block()[..80]) } else { [seed; 32] }
+    }
+
+    fn seeds(tree: &HeaderTree, excluded: &[u8], preferred: Option<u8>) -> Vec<u8> {
+        let excluded = excluded.iter().map(|&seed| hash(seed)).collect();
+        let chain = tree.active_chain(&excluded, preferred.map(hash).as_ref());
+        (1..=chain.tip_height()).map(|height| tree.hash(chain.at(height).unwrap())[0]).collect()
+    }
+
+    #[test]
+    fn children_before_parents_make_the_same_chain() {
+        assert_eq!(seeds(&tree(&[(3, 2), (1, 0), (4, 3), (2, 1)]), &[], None), [1, 2, 3, 4]);
+        assert_eq!(seeds(&tree(&[(1, 0), (2, 1), (3, 2), (4, 3)]), &[], None), [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn equal_work_goes_to_the_first_seen_or_to_the_tip_that_is_held() {
+        let tree = tree(&[(1, 0), (5, 1), (2, 1), (3, 2), (6, 5)]);
+        assert_eq!(seeds(&tree, &[], None), [1, 2, 3]);
+        assert_eq!(seeds(&tree, &[], Some(6)), [1, 5, 6]);
+        assert_eq!(seeds(&tree, &[], Some(5)), [1, 2, 3]);
+    }
+
+    #[test]
+    fn excluded_blocks_take_their_descendants_with_them() {
+        let tree = tree(&[(4, 3), (3, 2), (2, 1), (1, 0), (9, 1)]);
+        assert_eq!(seeds(&tree, &[3], None), [1, 2]);
+        assert_eq!(seeds(&tree, &[2], None), [1, 9]);
+        assert_eq!(seeds(&tree, &[2, 9, 1], Some(4)), [] as [u8; 0]);
+    }
+
+    #[test]
+    fn a_heavier_branch_whose_blocks_are_missing_does_not_count() {
+        let tree = tree(&[(1, 0), (2, 1), (14, 13), (15, 14), (16, 15), (17, 16)]);
+        let chain = tree.active_chain(&HashSet::new(), None);
+        assert_eq!(chain.tip_height(), 2);
+        assert!(tree.stale_blocks(&chain).is_empty());
+    }
+
+    #[test]
+    fn work_and_stale_blocks_are_told() {
+        let tree = tree(&[(1, 0), (2, 1), (3, 1), (4, 2)]);
+        let chain = tree.active_chain(&HashSet::new(), None);
+        assert_eq!(tree.chainwork(chain.at(3).unwrap()), 8);
+        let stale = tree.stale_blocks(&chain);
+        assert_eq!((stale.len(), stale[0].hash, stale[0].height), (1, hash(3), 2));
+    }
+
+    #[test]
+    fn a_whole_copy_is_preferred_to_a_cut_one_wherever_it_stands() {
+        let mut tree = tree(&[(1, 0)]);
+        let copy = |trust, offset| Record {
+            hash: hash(1),
+            prev_hash: hash(0),
+            work: 2,
+            time: 0,
+            offset,
+            len: 100,
+            trust,
+        };
+        let records = vec![copy(Trust::Cut, 5), copy(Trust::Whole, 700), copy(Trust::Doubtful, 900)];
+        tree.add_file(1, FileScan { records, ..FileScan::default() });
+        let offsets: Vec<u64> = tree.locations(0).map(|location| location.offset).collect();
+        assert_eq!(offsets, [0, 700, 900, 5]);
+    }
+}
