@@ -3,4 +3,6 @@
 pub mod chain;
 pub mod network;
 pub mod prevouts;
+pub mod replay;
+pub mod rows;
 pub mod source;

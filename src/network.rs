@@ -68,6 +68,17 @@ impl Network {
         }
     }
 
+    /// Returns the height from which witness commitments are checked (BIP141; `SegwitHeight` in Bitcoin Core's
+    /// `kernel/chainparams.cpp`).
+    pub fn segwit_height(self) -> u32 {
+        match self {
+            Network::Main => 481_824,
+            Network::Test => 834_624,
+            Network::Testnet4 | Network::Signet => 1,
+            Network::Regtest => 0,
+        }
+    }
+
     /// Returns the serialised genesis block.
     pub fn genesis_block(self) -> Vec<u8> {
         let params = match self {

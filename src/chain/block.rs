@@ -49,6 +49,9 @@ pub enum DamagedBlock {
     /// The witnesses do not hash to the commitment in the coinbase (BIP141).
     #[error("witness commitment does not match")]
     WitnessCommitment,
+    /// Another block stands where this one was found: the file was rewritten since.
+    #[error("another block stands here: the file was rewritten since it was scanned")]
+    OtherBlock,
     /// A witness stands in a block that commits to none (BIP141).
     #[error("witness without a commitment")]
     UnexpectedWitness,

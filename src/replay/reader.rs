@@ -1,0 +1,252 @@
+//! Reads the blocks of a batch from the block files and parses them.
+//!
+//! In: heights of the active chain. Out: a filled batch. A damaged record is tried again from its other copies; only
+//! when none is whole is it an error, which names file, offset and height.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use crate::chain::batch::Batch;
+use crate::chain::block::{BlockContext, BlockError, DamagedBlock, InvalidBlock, parse_block};
+use crate::chain::hash::{Hash32, reversed_hex, sha256d};
+use crate::chain::header::HEADER_BYTES;
+use crate::network::Network;
+use crate::prevouts::FingerprintKey;
+use crate::source::blk::BlockFile;
+use crate::source::{ActiveChain, BlockFiles, HeaderTree, Location, SourceError};
+
+/// Why a block of the active chain was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The operating system could not read: retry, then stop.
+    #[error("block at height {height}: {source}")]
+    Source {
+        /// Height of the block.
+        height: u32,
+        /// What was said.
+        source: SourceError,
+    },
+    /// No copy of the block is whole: stop, or treat as not yet written if it is the newest record.
+    #[error("damaged block at height {height} in {file} at offset {offset}: {damage}")]
+    Damaged {
+        /// Height of the block.
+        height: u32,
+        /// Block hash, internal byte order.
+        hash: Hash32,
+        /// The file of the best copy.
+        file: String,
+        /// Offset of the header in that file, bytes.
+        offset: u64,
+        /// What is wrong with it.
+        damage: DamagedBlock,
+    },
+    /// The block breaks a rule by itself: exclude it.
+    #[error("invalid block at height {height} in {file} at offset {offset}: {rule}")]
+    Invalid {
+        /// Height of the block.
+        height: u32,
+        /// Block hash, internal byte order.
+        hash: Hash32,
+        /// The file.
+        file: String,
+        /// Offset of the header in that file, bytes.
+        offset: u64,
+        /// The rule.
+        rule: InvalidBlock,
+    },
+}
+
+/// The active chain and where its blocks are.
+#[derive(Debug)]
+pub struct Chain {
+    /// The block files.
+    pub files: BlockFiles,
+    /// All their headers.
+    pub tree: HeaderTree,
+    /// The chosen branch.
+    pub active: ActiveChain,
+}
+
+impl Chain {
+    /// Returns the length of the block at a height as its record says, bytes.
+    ///
+    /// # Panics
+    /// If the height is above the tip.
+    pub fn block_bytes(&self, height: u32) -> u64 {
+        // What a record says may be wrong, but a block is never longer than its network allows.
+        u64::from(self.tree.len_bytes(self.index(height))).min(crate::source::scan::BLOCK_BYTES_MAX)
+    }
+
+    /// Returns the hash of the block at a height, internal byte order.
+    ///
+    /// # Panics
+    /// If the height is above the tip.
+    pub fn hash(&self, height: u32) -> Hash32 {
+        self.tree.hash(self.index(height))
+    }
+
+    /// Returns what the chain says about the block at a height.
+    fn context(&self, height: u32) -> BlockContext {
+        let index = self.index(height);
+        let mut times: Vec<u32> =
+            (height.saturating_sub(10)..=height).map(|height| self.tree.time(self.index(height))).collect();
+        times.sort_unstable();
+        BlockContext {
+            height,
+            hash: self.tree.hash(index),
+            median_time: times[times.len() / 2],
+            chainwork: self.tree.chainwork(index),
+            segwit_active: height >= self.files.network().segwit_height(),
+        }
+    }
+
+    fn index(&self, height: u32) -> u32 {
+        self.active.at(height).expect("heights come from the active chain")
+    }
+
+    fn network(&self) -> Network {
+        self.files.network()
+    }
+}
+
+/// Reads and parses batches on one thread.
+#[derive(Debug)]
+pub struct BatchReader {
+    chain: Arc<Chain>,
+    key: FingerprintKey,
+}
+
+impl BatchReader {
+    /// Makes a reader; it opens files as it needs them.
+    pub fn new(chain: Arc<Chain>, key: FingerprintKey) -> Self {
+        BatchReader { chain, key }
+    }
+
+    /// Returns the length of the block at a height as its record says, bytes.
+    pub fn block_bytes(&self, height: u32) -> u64 {
+        self.chain.block_bytes(height)
+    }
+
+    /// Fills an empty batch with the blocks of some heights.
+    ///
+    /// # Errors
+    /// The first block that cannot be taken; the batch is not usable then.
+    pub fn read(&mut self, heights: &RangeInclusive<u32>, batch: &mut Batch) -> Result<(), ReadError> {
+        let chain = Arc::clone(&self.chain);
+        // Neighbours in height mostly stand in one file: the one in use stays open for the batch.
+        let mut open: Option<(u32, BlockFile<'_>)> = None;
+        for height in heights.clone() {
+            let context = chain.context(height);
+            let mut first_damage = None;
+            let mut is_taken = false;
+            for location in chain.tree.locations(chain.index(height)) {
+                match self.read_copy(&chain, &mut open, location, &context, batch)? {
+                    Ok(()) => {
+                        is_taken = true;
+                        break;
+                    }
+                    Err(damage) => {
+                        first_damage.get_or_insert((location, damage));
+                    }
+                }
+            }
+            if let (false, Some((location, damage))) = (is_taken, first_damage) {
+                let (file, offset) = (chain.files.name(location), location.offset);
+                return Err(ReadError::Damaged { height, hash: context.hash, file, offset, damage });
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends one copy of a block; the inner error means that another copy may serve.
+    fn read_copy<'a>(
+        &self,
+        chain: &'a Chain,
+        open: &mut Option<(u32, BlockFile<'a>)>,
+        location: Location,
+        context: &BlockContext,
+        batch: &mut Batch,
+    ) -> Result<Result<(), DamagedBlock>, ReadError> {
+        let height = context.height;
+        let before = Lengths::of(batch);
+        read_bytes(chain, open, location, &mut batch.raw)
+            .map_err(|source| ReadError::Source { height, source })?;
+        // A file that was rewritten since the scan holds another block here.
+        let parsed = if batch.raw.len() - before.raw < HEADER_BYTES
+            || sha256d(&batch.raw[before.raw..before.raw + HEADER_BYTES]) != context.hash
+        {
+            Err(BlockError::Damaged(DamagedBlock::OtherBlock))
+        } else {
+            parse_block(batch, before.raw, context, &self.key)
+        };
+        match parsed {
+            Ok(()) => Ok(Ok(())),
+            Err(BlockError::Damaged(damage)) => {
+                before.restore(batch);
+                Ok(Err(damage))
+            }
+            Err(BlockError::Invalid(rule)) => Err(ReadError::Invalid {
+                height,
+                hash: context.hash,
+                file: chain.files.name(location),
+                offset: location.offset,
+                rule,
+            }),
+        }
+    }
+}
+
+fn read_bytes<'a>(
+    chain: &'a Chain,
+    open: &mut Option<(u32, BlockFile<'a>)>,
+    location: Location,
+    raw: &mut Vec<u8>,
+) -> Result<(), SourceError> {
+    if location.file == Location::BUILT_IN {
+        raw.extend_from_slice(&chain.network().genesis_block());
+        return Ok(());
+    }
+    let file = match open {
+        Some((file, handle)) if *file == location.file => handle,
+        _ => &mut open.insert((location.file, chain.files.open_file(location.file)?)).1,
+    };
+    // A cut record is read as far as it goes: parsing says what is missing.
+    let len = u64::from(location.len).min(file.len().saturating_sub(location.offset));
+    file.read_to(location.offset, len.min(crate::source::scan::BLOCK_BYTES_MAX) as usize, raw)
+}
+
+/// Lengths of a batch's vectors before a block, to undo a failed parse.
+struct Lengths {
+    raw: usize,
+    txs: usize,
+    inputs: usize,
+    outputs: usize,
+}
+
+impl Lengths {
+    fn of(batch: &Batch) -> Self {
+        Lengths {
+            raw: batch.raw.len(),
+            txs: batch.txs.len(),
+            inputs: batch.inputs.len(),
+            outputs: batch.outputs.len(),
+        }
+    }
+
+    fn restore(&self, batch: &mut Batch) {
+        batch.raw.truncate(self.raw);
+        batch.txs.truncate(self.txs);
+        batch.inputs.truncate(self.inputs);
+        batch.outputs.truncate(self.outputs);
+    }
+}
+
+impl ReadError {
+    /// Returns the hash that people know of the block concerned, where one is.
+    pub fn block_hex(&self) -> Option<String> {
+        match self {
+            ReadError::Damaged { hash, .. } | ReadError::Invalid { hash, .. } => Some(reversed_hex(hash)),
+            ReadError::Source { .. } => None,
+        }
+    }
+}
