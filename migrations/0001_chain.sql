@@ -1,5 +1,5 @@
--- The chain itself. Partitioned by tx_num, one partition per segment; indexes and constraints are declared in
--- sql/objects.toml and never here, so that a segment can be filled while it has none.
+-- The chain itself. Partitioned by tx_num, one partition per segment; indexes and constraints of the partitioned tables
+-- are declared in sql/objects.toml and never here, so that a segment can be filled while it has none.
 
 create schema chain;
 comment on schema chain is 'The active Bitcoin chain, exactly as the block files hold it. Hashes are bytea in internal byte order, amounts are satoshis.';
@@ -21,7 +21,9 @@ create table chain.blocks (
     fees bigint not null,
     subsidy bigint not null,
     unclaimed bigint not null,
-    chainwork bytea not null
+    chainwork bytea not null,
+    constraint blocks_pkey primary key (height),
+    constraint blocks_hash_key unique (hash)
 );
 comment on table chain.blocks is 'One row per block of the active chain, genesis included.';
 comment on column chain.blocks.height is 'Height, 0 for genesis.';

@@ -5,10 +5,12 @@
 //! stage; the fingerprints are computed beforehand, by the parse threads.
 
 mod fingerprint;
+mod rebuild;
 mod resolve;
 mod table;
 
 pub use fingerprint::{Fingerprint, FingerprintKey};
+pub use rebuild::{RebuildError, rebuild};
 pub use resolve::{ResolveError, resolve_batch};
 pub use table::UtxoSet;
 

@@ -1,7 +1,346 @@
-//! The main path.
+//! The main path: from block files to a chain that readers can query.
+//!
+//! In: a directory of block files and a database whose schema is installed. Out: every block of the active chain, indexed
+//! and attached. Read [`run`] from top to bottom. It is idempotent: each step first looks at what is there, so that the
+//! same command goes on after any interruption. It must never delete rows of a block that is still in the active chain,
+//! other than those of a segment that a reorg cuts, which it loads again.
 
 pub mod buffers;
 pub mod gate;
+pub mod load;
 pub mod pipeline;
+pub mod progress;
 pub mod reader;
+pub mod reconcile;
 pub mod schedule;
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use deadpool_postgres::Pool;
+use tokio::sync::{mpsc, watch};
+use tracing::{info, warn};
+
+use self::load::{LoadError, load_segments};
+use self::pipeline::{Pipeline, PipelineError, PipelineOptions};
+use self::progress::{Progress, show_builds, show_load};
+use self::reader::{Chain, ReadError};
+use self::schedule::Segment;
+use crate::chain::hash::{Hash32, reversed_hex};
+use crate::network::Network;
+use crate::pg::pool;
+use crate::pg::restore::{RestoreError, Restored, restore};
+use crate::pg::segments::SegmentRow;
+use crate::prevouts::{FingerprintKey, RebuildError, UtxoSet, rebuild};
+use crate::profile::{Figures, Profile};
+use crate::rows::Store;
+use crate::source::{BlockFiles, HeaderTree, SourceError};
+
+/// What a replay is run with.
+#[derive(Clone, Debug)]
+pub struct ReplayOptions {
+    /// The folder that holds the `blk*.dat` files.
+    pub blocks_dir: PathBuf,
+    /// The network.
+    pub network: Network,
+    /// About how many bytes of blocks make a segment.
+    pub segment_bytes: u64,
+    /// About how many bytes of blocks make a batch.
+    pub batch_bytes: u64,
+    /// Most bytes in flight between the block files and the server.
+    pub pipeline_bytes: u64,
+    /// Threads that parse; half as many encode.
+    pub threads: usize,
+    /// Index builds that may run side by side when nothing is being loaded.
+    pub builds_max: usize,
+    /// What is stored of what could be left out.
+    pub store: Store,
+}
+
+/// Why a replay stopped. What is loaded stays; the same command goes on from there.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    /// The block files cannot be used: the user must act.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// A block of the active chain cannot be read or is damaged: the user must act.
+    #[error(
+        "{0}; get the file again from a node, or restore it from a backup, then start the same command again"
+    )]
+    Block(ReadError),
+    /// Loading failed on the database's side.
+    #[error("loading failed")]
+    Load(#[source] LoadError),
+    /// Restoring indexes failed on the database's side.
+    #[error("restoring indexes failed")]
+    Restore(#[from] RestoreError),
+    /// The UTXO set could not be read back.
+    #[error("reading the UTXO set back failed")]
+    Rebuild(#[from] RebuildError),
+    /// No connection.
+    #[error(transparent)]
+    Pool(#[from] pool::Error),
+    /// The server refused or went away.
+    #[error("{what}")]
+    Server {
+        /// What was being done.
+        what: &'static str,
+        /// What the server said.
+        source: tokio_postgres::Error,
+    },
+    /// The system gives no randomness, or a thread died: a defect or a broken machine.
+    #[error("{what}: {source}")]
+    System {
+        /// What was being done.
+        what: &'static str,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+}
+
+/// What a replay ended with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Height of the tip that readers see.
+    pub tip_height: u32,
+}
+
+/// Brings the database to the tip that the block files hold.
+///
+/// # Errors
+/// [`ReplayError`], whose text says what to do.
+pub async fn run(pool: &Pool, options: &ReplayOptions, profile: &Profile) -> Result<Outcome, ReplayError> {
+    // 1. What blocks are there, and which of them are the active chain?
+    let files = Arc::new(BlockFiles::open(&options.blocks_dir, options.network)?);
+    let tree = Arc::new(scan(&files, options.threads).await?);
+
+    // 2. Away with what an interrupted load left behind.
+    let mut client = pool.get().await.map_err(pool::Error::from)?;
+    reconcile::drop_unfinished(&mut client).await?;
+    let mut unwritten: HashSet<Hash32> = HashSet::new();
+    let mut is_entered = false;
+    loop {
+        // 3. Choose the chain; drop segments that a reorg has left behind.
+        let mut excluded = reconcile::invalid_blocks(&client).await?;
+        excluded.extend(&unwritten);
+        let tip = reconcile::tip(&client).await?;
+        let active = tree.active_chain(&excluded, tip.as_ref().map(|tip| &tip.hash));
+        let chain = Arc::new(Chain { files: Arc::clone(&files), tree: Arc::clone(&tree), active });
+        let mut present = reconcile::roll_back_to_fork(&mut client, &chain).await?;
+
+        // 4. Restore and attach what an earlier run loaded: the UTXO set is read from attached segments.
+        if present.iter().any(|segment| !segment.is_attached) {
+            load_and_restore(pool, &chain, present, Vec::new(), options, profile).await?;
+            present = reconcile::segments(&client).await?;
+        }
+
+        // 5. Load what is missing, restore and attach what is loaded.
+        let segments = missing_segments(&chain, &present, options);
+        if !segments.is_empty() && !is_entered {
+            is_entered = true;
+            profile
+                .reached("Entered REINDEX sync from start state", Figures::default())
+                .record(&client)
+                .await;
+        }
+        let failure = load_and_restore(pool, &chain, present, segments, options, profile).await?;
+        match failure {
+            None => {
+                reconcile::record_stale_blocks(&mut client, &chain).await?;
+                analyze(pool, profile).await?;
+                return Ok(Outcome { tip_height: chain.active.tip_height() });
+            }
+            // 6. A block that cannot be taken: leave it out and choose again, or tell the user.
+            Some(error) => leave_out(&client, &chain, error, &mut unwritten).await?,
+        }
+    }
+}
+
+async fn scan(files: &Arc<BlockFiles>, threads: usize) -> Result<HeaderTree, ReplayError> {
+    let start = Instant::now();
+    let for_thread = Arc::clone(files);
+    let tree = tokio::task::spawn_blocking(move || HeaderTree::scan(&for_thread, threads))
+        .await
+        .map_err(|error| ReplayError::System { what: "scanning headers", source: error.into() })??;
+    info!(
+        headers = tree.len(),
+        files = files.paths().len(),
+        seconds = start.elapsed().as_secs_f64(),
+        "scanned the headers of {}",
+        files.directory().display()
+    );
+    Ok(tree)
+}
+
+/// Cuts the heights above the last segment into new ones.
+fn missing_segments(chain: &Chain, present: &[SegmentRow], options: &ReplayOptions) -> Vec<Segment> {
+    let height_first = present.last().map_or(0, |segment| segment.height_last + 1);
+    let id_first = present.iter().map(|segment| segment.id + 1).max().unwrap_or(0);
+    schedule::segments(height_first..=chain.active.tip_height(), id_first, options.segment_bytes, |height| {
+        chain.block_bytes(height)
+    })
+}
+
+/// Loads new segments while the indexes of earlier ones are built; returns why loading ended early, if it did and the
+/// reason lies in a block.
+async fn load_and_restore(
+    pool: &Pool,
+    chain: &Arc<Chain>,
+    present: Vec<SegmentRow>,
+    segments: Vec<Segment>,
+    options: &ReplayOptions,
+    profile: &Profile,
+) -> Result<Option<PipelineError>, ReplayError> {
+    let is_loading = !segments.is_empty();
+    let (loaded, to_restore) = mpsc::unbounded_channel();
+    let builds_first = if is_loading { builds_while_loading(options.builds_max) } else { options.builds_max };
+    let (builds_sender, builds) = watch::channel(builds_first);
+    for segment in present.iter().filter(|segment| !segment.is_attached) {
+        let _ = loaded.send(segment.clone());
+    }
+    let restoring = tokio::spawn(restore(pool.clone(), to_restore, builds, profile.clone()));
+    let ended = match segments.first().map(|segment| *segment.heights.start()) {
+        Some(height_first) => load(pool, chain, height_first, segments, &loaded, options, profile).await,
+        None => Ok(None),
+    };
+    let client = pool.get().await.map_err(pool::Error::from)?;
+    drop(loaded);
+    let _ = builds_sender.send(options.builds_max);
+    let phase = profile.phase();
+    if is_loading {
+        let what = "Entering LIVE sync, creating indexes/constraints as needed";
+        profile.reached(what, Figures::default()).record(&client).await;
+    }
+    let display = show_builds(pool.clone());
+    let restored = wait_for(restoring).await;
+    drop(display);
+    let ended = ended?;
+    let restored = restored?;
+    if restored.segments > 0 {
+        profile.ended(&phase, "Restored table indexes", Figures::default()).record(&client).await;
+        let seconds = Duration::from_secs_f64(restored.attach_seconds);
+        profile.took(seconds, "Restored constraints", Figures::default()).record(&client).await;
+    }
+    Ok(ended)
+}
+
+/// While rows are loaded the cores are busy; one build at a time keeps the indexes coming.
+fn builds_while_loading(builds_max: usize) -> usize {
+    (builds_max / 2).max(1)
+}
+
+async fn wait_for(
+    restoring: tokio::task::JoinHandle<Result<Restored, RestoreError>>,
+) -> Result<Restored, ReplayError> {
+    let joined = restoring.await;
+    Ok(joined.map_err(|error| ReplayError::System { what: "restoring indexes", source: error.into() })??)
+}
+
+async fn load(
+    pool: &Pool,
+    chain: &Arc<Chain>,
+    height_first: u32,
+    segments: Vec<Segment>,
+    loaded: &mpsc::UnboundedSender<SegmentRow>,
+    options: &ReplayOptions,
+    profile: &Profile,
+) -> Result<Option<PipelineError>, ReplayError> {
+    let key = FingerprintKey::random()
+        .map_err(|source| ReplayError::System { what: "drawing a fingerprint key", source })?;
+    let set = utxo_set(pool, height_first, &key, profile).await?;
+    let bytes_total = segments.iter().map(|segment| segment.block_bytes).sum();
+    let height_last = segments.last().map_or(height_first, |segment| *segment.heights.end());
+    let progress = Progress::new(height_first, height_last, bytes_total);
+    let pipeline_options = PipelineOptions {
+        threads: options.threads,
+        batch_bytes: options.batch_bytes,
+        pipeline_bytes: options.pipeline_bytes,
+        store: options.store,
+        network: options.network,
+    };
+    let mut pipeline = Pipeline::start(Arc::clone(chain), segments.clone(), set, key, &pipeline_options);
+    let display = show_load(&progress);
+    let ended = load_segments(pool, &mut pipeline, &segments, loaded, profile, &progress).await;
+    drop(display);
+    let finished = tokio::task::spawn_blocking(move || pipeline.finish())
+        .await
+        .map_err(|error| ReplayError::System { what: "ending the pipeline", source: error.into() })?;
+    match ended {
+        Ok(()) => {
+            let set = finished.map_err(|error| ReplayError::Load(error.into()))?;
+            info!(coins = set.coin_count(), bytes = set.allocated_bytes(), "UTXO set at the tip");
+            Ok(None)
+        }
+        Err(LoadError::Pipeline(error)) => Ok(Some(error)),
+        Err(error) => Err(ReplayError::Load(error)),
+    }
+}
+
+async fn utxo_set(
+    pool: &Pool,
+    height_first: u32,
+    key: &FingerprintKey,
+    profile: &Profile,
+) -> Result<UtxoSet, ReplayError> {
+    if height_first == 0 {
+        return Ok(UtxoSet::new());
+    }
+    let client = pool.get().await.map_err(pool::Error::from)?;
+    let phase = profile.phase();
+    let set = rebuild(&client, key).await?;
+    let figures = Figures { rows: Some(set.coin_count()), ..Figures::default() };
+    profile.ended(&phase, "Read the UTXO set back from the database", figures).record(&client).await;
+    Ok(set)
+}
+
+/// Leaves a block out of the chain if that is right, so that the next choice does without it; otherwise the replay ends.
+async fn leave_out(
+    client: &deadpool_postgres::Object,
+    chain: &Chain,
+    error: PipelineError,
+    unwritten: &mut HashSet<Hash32>,
+) -> Result<(), ReplayError> {
+    match error {
+        PipelineError::Read(ReadError::Damaged { height, hash, file, offset, damage })
+            if chain.tree.find(&hash).is_some_and(|index| chain.tree.is_newest(index)) =>
+        {
+            info!(height, file, offset, %damage, "the newest block is not fully written yet");
+            unwritten.insert(hash);
+            Ok(())
+        }
+        PipelineError::Read(ReadError::Invalid { height, hash, file, offset, rule }) => {
+            warn!(height, hash = reversed_hex(&hash), file, offset, %rule, "block refused");
+            reconcile::record_invalid(client, &hash, height, &rule.to_string(), &file, offset).await
+        }
+        PipelineError::Resolve(error) => {
+            let hash = chain.hash(error.height);
+            let location = chain.location(error.height);
+            let (file, offset) = (chain.files.name(location), location.offset);
+            warn!(height = error.height, hash = reversed_hex(&hash), file, offset, %error, "block refused");
+            reconcile::record_invalid(client, &hash, error.height, &error.to_string(), &file, offset).await
+        }
+        PipelineError::Read(error) => Err(ReplayError::Block(error)),
+        PipelineError::Broken => Err(ReplayError::Load(PipelineError::Broken.into())),
+    }
+}
+
+/// Gathers planner statistics of the parents: autovacuum never does (PostgreSQL manual, ANALYZE).
+async fn analyze(pool: &Pool, profile: &Profile) -> Result<(), ReplayError> {
+    let client = pool.get().await.map_err(pool::Error::from)?;
+    let is_due = "select exists (select from ops.segments where state = 'attached' and attached_at > \
+         coalesce((select max(started) from ops.phases where phase = 'Analyzed tables'), '-infinity'))";
+    let server = |source| ReplayError::Server { what: "gathering statistics", source };
+    if !client.query_one(is_due, &[]).await.map_err(server)?.get::<_, bool>(0) {
+        return Ok(());
+    }
+    let phase = profile.phase();
+    let tables = crate::rows::Table::ALL.map(|table| async move {
+        let client = pool.get().await.map_err(pool::Error::from)?;
+        client.batch_execute(&format!("analyze chain.{}", table.name())).await.map_err(server)
+    });
+    futures_util::future::try_join_all(tables).await?;
+    profile.ended(&phase, "Analyzed tables", Figures::default()).record(&client).await;
+    Ok(())
+}

@@ -39,6 +39,14 @@ impl Table {
         }
     }
 
+    /// Returns the table of a name.
+    ///
+    /// # Panics
+    /// If there is none: names come from the declared list, which a test checks.
+    pub fn named(name: &str) -> Self {
+        Table::ALL.into_iter().find(|table| table.name() == name).expect("a table of the declared list")
+    }
+
     /// Returns the columns in the order in which rows are encoded.
     pub fn columns(self) -> &'static [&'static str] {
         match self {

@@ -60,9 +60,9 @@ pub enum ReadError {
 #[derive(Debug)]
 pub struct Chain {
     /// The block files.
-    pub files: BlockFiles,
+    pub files: Arc<BlockFiles>,
     /// All their headers.
-    pub tree: HeaderTree,
+    pub tree: Arc<HeaderTree>,
     /// The chosen branch.
     pub active: ActiveChain,
 }
@@ -83,6 +83,14 @@ impl Chain {
     /// If the height is above the tip.
     pub fn hash(&self, height: u32) -> Hash32 {
         self.tree.hash(self.index(height))
+    }
+
+    /// Returns where the best copy of the block at a height is.
+    ///
+    /// # Panics
+    /// If the height is above the tip.
+    pub fn location(&self, height: u32) -> Location {
+        self.tree.locations(self.index(height)).next().expect("every block has a location")
     }
 
     /// Returns what the chain says about the block at a height.

@@ -331,6 +331,17 @@ impl HeaderTree {
         self.entries[index as usize].hash
     }
 
+    /// Returns a block's height in its branch; `u32::MAX` where it does not descend from the genesis block.
+    pub fn height(&self, index: u32) -> u32 {
+        self.entries[index as usize].height
+    }
+
+    /// Returns the index of the block before, if it is in the tree.
+    pub fn parent(&self, index: u32) -> Option<u32> {
+        let prev = self.entries[index as usize].prev;
+        (prev != NONE).then_some(prev)
+    }
+
     /// Returns the time in a block's header, seconds since 1970.
     pub fn time(&self, index: u32) -> u32 {
         self.entries[index as usize].time

@@ -1,0 +1,6 @@
+//! PostgreSQL.
+pub mod copy;
+pub mod objects;
+pub mod pool;
+pub mod restore;
+pub mod segments;

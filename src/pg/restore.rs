@@ -1,0 +1,240 @@
+//! Restores the indexes of loaded segments and attaches them, while the next segment loads.
+//!
+//! In: loaded segments. Out: attached ones, in order of height. Jobs stand in `ops.index_jobs`, one autocommitted
+//! statement an index, longest first over all segments that wait; the catalogue decides what is left to do, so a kill
+//! costs the builds that were running. Schedule (measured, see docs/benchmarks.md): serial builds side by side with little
+//! sort memory each; a parallel worker only when fewer builds are left than cores.
+
+use std::collections::VecDeque;
+
+use deadpool_postgres::Pool;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+use super::objects::{self, Index};
+use super::pool;
+use super::segments::{self, SegmentRow};
+use crate::profile::{Figures, Profile};
+use crate::rows::Table;
+
+/// Sort memory of one build.
+const MAINTENANCE_WORK_MEM: &str = "64MB";
+
+/// Why indexes could not be restored. Jobs that are done stay done; the next start goes on with the others.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// No connection.
+    #[error(transparent)]
+    Pool(#[from] pool::Error),
+    /// The server refused or went away.
+    #[error("{what}")]
+    Server {
+        /// What was being done.
+        what: String,
+        /// What the server said.
+        source: tokio_postgres::Error,
+    },
+}
+
+/// Seconds spent, as PROFILE lines tell them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Restored {
+    /// Sum of the seconds of all builds.
+    pub build_seconds: f64,
+    /// Seconds in which constraints were added and segments attached.
+    pub attach_seconds: f64,
+    /// Segments attached.
+    pub segments: usize,
+}
+
+struct Job {
+    segment: u32,
+    index: &'static Index,
+    row_count: u64,
+}
+
+impl Job {
+    fn cost(&self) -> f64 {
+        self.index.cost * self.row_count as f64
+    }
+}
+
+struct Waiting {
+    row: SegmentRow,
+    jobs_left: usize,
+}
+
+/// Builds until `loaded` is closed and everything is attached; at most `builds_max` builds run at once, which the loader
+/// raises when it is done.
+///
+/// # Errors
+/// The first failure; builds that run are awaited, others stay queued.
+pub async fn restore(
+    pool: Pool,
+    mut loaded: mpsc::UnboundedReceiver<SegmentRow>,
+    builds_max: watch::Receiver<usize>,
+    profile: Profile,
+) -> Result<Restored, RestoreError> {
+    let mut queue: Vec<Job> = Vec::new();
+    let mut waiting: VecDeque<Waiting> = VecDeque::new();
+    let mut running: JoinSet<Result<(u32, f64), RestoreError>> = JoinSet::new();
+    let mut builds = builds_max.clone();
+    let mut restored = Restored::default();
+    let mut is_open = true;
+    loop {
+        while waiting.front().is_some_and(|segment| segment.jobs_left == 0) {
+            let segment = waiting.pop_front().expect("it has a front");
+            restored.attach_seconds += attach(&pool, &segment.row, &profile).await?;
+            restored.segments += 1;
+        }
+        while running.len() < *builds.borrow() && !queue.is_empty() {
+            let next = (0..queue.len()).max_by(|&a, &b| queue[a].cost().total_cmp(&queue[b].cost()));
+            let job = queue.swap_remove(next.expect("the queue is not empty"));
+            // Helpers only when the last builds would leave cores idle.
+            let workers =
+                if is_open { 0 } else { builds.borrow().saturating_sub(running.len() + 1 + queue.len()) };
+            running.spawn(build(pool.clone(), job, workers.min(1), profile.clone()));
+        }
+        if !is_open && running.is_empty() && waiting.is_empty() {
+            return Ok(restored);
+        }
+        tokio::select! {
+            segment = loaded.recv(), if is_open => match segment {
+                Some(row) => {
+                    let jobs = missing_jobs(&pool, &row).await?;
+                    waiting.push_back(Waiting { row, jobs_left: jobs.len() });
+                    queue.extend(jobs);
+                }
+                None => is_open = false,
+            },
+            Some(done) = running.join_next(), if !running.is_empty() => {
+                let (segment, seconds) = done.expect("builds never panic")?;
+                restored.build_seconds += seconds;
+                let segment = waiting.iter_mut().find(|waiting| waiting.row.id == segment);
+                segment.expect("a build belongs to a segment that waits").jobs_left -= 1;
+            }
+            changed = builds.changed(), if is_open => {
+                // The loader is gone: what it said last stays.
+                if changed.is_err() {
+                    is_open = !loaded.is_closed();
+                }
+            }
+        }
+    }
+}
+
+/// Returns the builds that a segment still needs: what the catalogue lacks, after leftovers have been dropped.
+async fn missing_jobs(pool: &Pool, segment: &SegmentRow) -> Result<Vec<Job>, RestoreError> {
+    let client = pool.get().await.map_err(pool::Error::from)?;
+    let mut jobs = Vec::new();
+    for index in &objects::declared().indexes {
+        let name = index.segment_name(segment.id);
+        let what = || format!("looking for index {name}");
+        let server = |source| RestoreError::Server { what: what(), source };
+        let row = client
+            .query_opt(
+                "select i.indisvalid from pg_index i join pg_class c on c.oid = i.indexrelid \
+                 join pg_namespace n on n.oid = c.relnamespace where n.nspname = 'chain' and c.relname = $1",
+                &[&name],
+            )
+            .await
+            .map_err(server)?;
+        match row.map(|row| row.get::<_, bool>(0)) {
+            Some(true) => mark_done(&client, segment.id, &name, 0.0).await?,
+            Some(false) => {
+                client.batch_execute(&index.drop_on_segment(segment.id)).await.map_err(server)?;
+                jobs.push(job(segment, index));
+            }
+            None => jobs.push(job(segment, index)),
+        }
+    }
+    Ok(jobs)
+}
+
+fn job(segment: &SegmentRow, index: &'static Index) -> Job {
+    Job { segment: segment.id, index, row_count: segment.counts.rows(Table::named(&index.table)) }
+}
+
+/// Builds one index in one autocommitted statement.
+async fn build(pool: Pool, job: Job, workers: usize, profile: Profile) -> Result<(u32, f64), RestoreError> {
+    let client = pool.get().await.map_err(pool::Error::from)?;
+    let name = job.index.segment_name(job.segment);
+    let server = |source| RestoreError::Server { what: format!("building index {name}"), source };
+    client
+        .batch_execute(&format!(
+            "set maintenance_work_mem = '{MAINTENANCE_WORK_MEM}'; set max_parallel_maintenance_workers = {workers}"
+        ))
+        .await
+        .map_err(server)?;
+    let id = job.segment as i32;
+    client
+        .execute(
+            "update ops.index_jobs set state = 'running', started_at = now() \
+             where segment_id = $1 and object_name = $2",
+            &[&id, &name],
+        )
+        .await
+        .map_err(server)?;
+    let phase = profile.phase();
+    client.batch_execute(&job.index.create_on_segment(job.segment)).await.map_err(server)?;
+    let bytes = client
+        .query_one("select pg_relation_size(format('chain.%I', $1::text)::regclass)", &[&name])
+        .await
+        .map_err(server)?
+        .get::<_, i64>(0);
+    let figures = Figures { rows: Some(job.row_count), bytes: Some(bytes as u64), ..Figures::default() };
+    let row = profile.ended(&phase, &format!("Built index {name}"), figures);
+    mark_done(&client, job.segment, &name, row.seconds).await?;
+    row.record(&client).await;
+    Ok((job.segment, row.seconds))
+}
+
+async fn mark_done(
+    client: &tokio_postgres::Client,
+    segment: u32,
+    name: &str,
+    seconds: f64,
+) -> Result<(), RestoreError> {
+    client
+        .execute(
+            "update ops.index_jobs set state = 'done', seconds = coalesce(nullif($3::float8, 0), seconds, 0), error = null, \
+             bytes = pg_relation_size(format('chain.%I', $2::text)::regclass) \
+             where segment_id = $1 and object_name = $2",
+            &[&(segment as i32), &name, &seconds],
+        )
+        .await
+        .map_err(|source| RestoreError::Server { what: format!("recording index {name}"), source })?;
+    Ok(())
+}
+
+/// Adds keys and constraints to a segment whose indexes are built, and attaches it, in one transaction.
+async fn attach(pool: &Pool, segment: &SegmentRow, profile: &Profile) -> Result<f64, RestoreError> {
+    let mut client = pool.get().await.map_err(pool::Error::from)?;
+    let server = |source| RestoreError::Server { what: format!("attaching segment {}", segment.id), source };
+    let phase = profile.phase();
+    let transaction = client.transaction().await.map_err(server)?;
+    let declared = objects::declared();
+    for statement in declared.indexes.iter().filter_map(|index| index.promote_on_segment(segment.id)) {
+        transaction.batch_execute(&statement).await.map_err(server)?;
+    }
+    for key in &declared.foreign_keys {
+        transaction.batch_execute(&key.add_on_segment(segment.id)).await.map_err(server)?;
+    }
+    segments::attach(&transaction, segment).await.map_err(server)?;
+    transaction
+        .execute(
+            "update ops.index_jobs set state = 'done', seconds = 0 where segment_id = $1 and kind = 'constraint'",
+            &[&(segment.id as i32)],
+        )
+        .await
+        .map_err(server)?;
+    transaction.commit().await.map_err(server)?;
+    let figures = Figures {
+        height: Some(segment.height_last),
+        blocks: Some(u64::from(segment.height_last - segment.height_first) + 1),
+        ..Figures::default()
+    };
+    let row = profile.ended(&phase, &format!("Attached segment {}", segment.id), figures);
+    row.record(&client).await;
+    Ok(row.seconds)
+}

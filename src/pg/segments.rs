@@ -1,0 +1,275 @@
+//! Segments in the database: their tables, their state, how they become visible.
+//!
+//! In: bounds and counts. Out: partitions. Called by the replay. Each table of a segment is created and filled in one
+//! transaction with COPY FREEZE, standing alone; `ops.segments` says `loaded` once all have committed; attaching makes
+//! the rows of every table visible at once. Repair after a crash is dropping the segment that still says `loading`:
+//! never a DELETE over a table.
+
+use tokio_postgres::{Client, Transaction};
+
+use super::objects::{self, qualified};
+use crate::chain::batch::{Overwritten, tx_num};
+use crate::replay::schedule::Segment;
+use crate::rows::Table;
+
+/// What a loaded segment holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Transactions.
+    pub txs: u64,
+    /// Inputs.
+    pub inputs: u64,
+    /// Outputs.
+    pub outputs: u64,
+    /// Serialised size of the blocks, bytes.
+    pub block_bytes: u64,
+}
+
+impl Counts {
+    /// Returns the rows of one table; `blocks` is not counted here.
+    pub fn rows(&self, table: Table) -> u64 {
+        match table {
+            Table::Blocks => 0,
+            Table::Transactions => self.txs,
+            Table::Outputs => self.outputs,
+            Table::Inputs => self.inputs,
+        }
+    }
+}
+
+/// A segment as `ops.segments` has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SegmentRow {
+    /// Its number.
+    pub id: u32,
+    /// First height.
+    pub height_first: u32,
+    /// Last height, inclusive.
+    pub height_last: u32,
+    /// Whether readers see it; otherwise it is loaded and waits for its indexes.
+    pub is_attached: bool,
+    /// What it holds.
+    pub counts: Counts,
+}
+
+/// Returns the finished segments, by height.
+///
+/// # Errors
+/// What the server says.
+pub async fn list(client: &Client) -> Result<Vec<SegmentRow>, tokio_postgres::Error> {
+    let rows = client
+        .query(
+            "select segment_id, height_first, height_last, state = 'attached', tx_count, input_count, \
+             output_count, block_bytes from ops.segments where state <> 'loading' order by height_first",
+            &[],
+        )
+        .await?;
+    let count = |row: &tokio_postgres::Row, at: usize| row.get::<_, Option<i64>>(at).unwrap_or(0) as u64;
+    Ok(rows
+        .iter()
+        .map(|row| SegmentRow {
+            id: row.get::<_, i32>(0) as u32,
+            height_first: row.get::<_, i32>(1) as u32,
+            height_last: row.get::<_, i32>(2) as u32,
+            is_attached: row.get(3),
+            counts: Counts {
+                txs: count(row, 4),
+                inputs: count(row, 5),
+                outputs: count(row, 6),
+                block_bytes: count(row, 7),
+            },
+        })
+        .collect())
+}
+
+/// Drops what an interrupted load left behind; returns how many segments that were.
+///
+/// # Errors
+/// What the server says.
+pub async fn drop_unfinished(client: &mut Client) -> Result<usize, tokio_postgres::Error> {
+    let rows = client.query("select segment_id from ops.segments where state = 'loading'", &[]).await?;
+    for row in &rows {
+        drop_segment(client, row.get::<_, i32>(0) as u32).await?;
+    }
+    Ok(rows.len())
+}
+
+/// Drops a segment with all its rows, in one transaction: an unfinished one, or one that a reorg has left behind.
+///
+/// # Errors
+/// What the server says.
+pub async fn drop_segment(client: &mut Client, id: u32) -> Result<(), tokio_postgres::Error> {
+    let transaction = client.transaction().await?;
+    let row = transaction
+        .query_opt(
+            "select height_first, height_last from ops.segments where segment_id = $1",
+            &[&(id as i32)],
+        )
+        .await?;
+    for table in [Table::Inputs, Table::Outputs, Table::Transactions, Table::Blocks] {
+        let name = partition(table, id);
+        transaction.batch_execute(&format!("drop table if exists {name} cascade")).await?;
+    }
+    if let Some(row) = row {
+        let (first, last): (i32, i32) = (row.get(0), row.get(1));
+        let (from, to) = (tx_num(first as u32, 0), tx_num(last as u32 + 1, 0));
+        transaction
+            .execute("delete from chain.overwritten where by_tx_num >= $1 and by_tx_num < $2", &[&from, &to])
+            .await?;
+        transaction
+            .execute(
+                "delete from chain.blocks b using ops.segments s \
+                 where s.segment_id = $1 and s.state = 'attached' and b.height between $2 and $3",
+                &[&(id as i32), &first, &last],
+            )
+            .await?;
+    }
+    transaction.execute("delete from ops.pending_overwritten where segment_id = $1", &[&(id as i32)]).await?;
+    transaction.execute("delete from ops.index_jobs where segment_id = $1", &[&(id as i32)]).await?;
+    transaction.execute("delete from ops.segments where segment_id = $1", &[&(id as i32)]).await?;
+    transaction.commit().await
+}
+
+/// Records that a segment is about to be loaded.
+///
+/// # Errors
+/// What the server says.
+pub async fn begin(client: &Client, segment: &Segment) -> Result<(), tokio_postgres::Error> {
+    client
+        .execute(
+            "insert into ops.segments (segment_id, height_first, height_last, state) values ($1, $2, $3, 'loading')",
+            &[&(segment.id as i32), &(*segment.heights.start() as i32), &(*segment.heights.end() as i32)],
+        )
+        .await?;
+    Ok(())
+}
+
+/// Returns the statement that creates one table of a segment, standing alone; its only constraint is the one that
+/// spares a scan when it is attached (PostgreSQL manual, ALTER TABLE, ATTACH PARTITION).
+pub fn create_table_sql(table: Table, segment: &Segment) -> String {
+    let name = partition(table, segment.id);
+    let like = format!("like chain.{} including defaults including storage including comments", table.name());
+    if table == Table::Blocks {
+        return format!("create table {name} ({like})");
+    }
+    let (from, to) = bounds(segment);
+    format!("create table {name} ({like}, check (tx_num >= {from} and tx_num < {to}))")
+}
+
+/// Returns the statement that fills one table of a segment from a binary stream.
+pub fn copy_sql(table: Table, segment: &Segment) -> String {
+    let name = partition(table, segment.id);
+    format!("copy {name} ({}) from stdin with (format binary, freeze)", table.columns().join(", "))
+}
+
+/// Records that all tables of a segment have committed, and queues its indexes and constraints.
+///
+/// # Errors
+/// What the server says.
+pub async fn mark_loaded(
+    client: &mut Client,
+    segment: &Segment,
+    counts: &Counts,
+    overwritten: &[Overwritten],
+) -> Result<(), tokio_postgres::Error> {
+    let id = segment.id as i32;
+    let transaction = client.transaction().await?;
+    for Overwritten { tx_num, vout, by_tx_num } in overwritten {
+        transaction
+            .execute(
+                "insert into ops.pending_overwritten (segment_id, tx_num, vout, by_tx_num) values ($1, $2, $3, $4)",
+                &[&id, tx_num, &(*vout as i32), by_tx_num],
+            )
+            .await?;
+    }
+    for (name, table, kind) in jobs(segment.id) {
+        let rows = counts.rows(table);
+        transaction
+            .execute(
+                "insert into ops.index_jobs (segment_id, object_name, table_name, kind, row_count) \
+                 values ($1, $2, $3, $4, $5)",
+                &[&id, &name, &objects::segment_table(table.name(), segment.id), &kind, &(rows as i64)],
+            )
+            .await?;
+    }
+    transaction
+        .execute(
+            "update ops.segments set state = 'loaded', loaded_at = now(), tx_count = $2, input_count = $3, \
+             output_count = $4, block_bytes = $5 where segment_id = $1",
+            &[
+                &id,
+                &(counts.txs as i64),
+                &(counts.inputs as i64),
+                &(counts.outputs as i64),
+                &(counts.block_bytes as i64),
+            ],
+        )
+        .await?;
+    transaction.commit().await
+}
+
+/// Makes a segment visible: its partitions, its rows of `blocks`, its overwritten outputs, all in the caller's
+/// transaction. Its indexes must be there, or the server would build them under a lock.
+///
+/// # Errors
+/// What the server says; nothing is visible then.
+pub async fn attach(
+    transaction: &Transaction<'_>,
+    segment: &SegmentRow,
+) -> Result<(), tokio_postgres::Error> {
+    let id = segment.id as i32;
+    let blocks = partition(Table::Blocks, segment.id);
+    transaction
+        .batch_execute(&format!(
+            "insert into chain.blocks select * from {blocks} order by height; drop table {blocks}"
+        ))
+        .await?;
+    let (from, to) = (tx_num(segment.height_first, 0), tx_num(segment.height_last + 1, 0));
+    for table in Table::PARTITIONED {
+        let name = partition(table, segment.id);
+        transaction
+            .batch_execute(&format!(
+                "alter table chain.{} attach partition {name} for values from ({from}) to ({to}); \
+                 comment on table {name} is 'Rows of chain.{} at heights {} to {}.'",
+                table.name(),
+                table.name(),
+                segment.height_first,
+                segment.height_last
+            ))
+            .await?;
+    }
+    transaction
+        .execute(
+            "insert into chain.overwritten (tx_num, vout, by_tx_num) \
+             select tx_num, vout, by_tx_num from ops.pending_overwritten where segment_id = $1",
+            &[&id],
+        )
+        .await?;
+    transaction.execute("delete from ops.pending_overwritten where segment_id = $1", &[&id]).await?;
+    transaction
+        .execute(
+            "update ops.segments set state = 'attached', attached_at = now() where segment_id = $1",
+            &[&id],
+        )
+        .await?;
+    Ok(())
+}
+
+/// Returns the name of a segment's own table, qualified and quoted.
+pub fn partition(table: Table, segment_id: u32) -> String {
+    qualified(&objects::segment_table(table.name(), segment_id))
+}
+
+/// Returns everything that a loaded segment needs: name, table, kind of job.
+fn jobs(segment_id: u32) -> Vec<(String, Table, &'static str)> {
+    let declared = objects::declared();
+    let indexes =
+        declared.indexes.iter().map(|index| (index.segment_name(segment_id), &index.table, "index"));
+    let keys =
+        declared.foreign_keys.iter().map(|key| (key.segment_name(segment_id), &key.table, "constraint"));
+    indexes.chain(keys).map(|(name, table, kind)| (name, Table::named(table), kind)).collect()
+}
+
+fn bounds(segment: &Segment) -> (i64, i64) {
+    (tx_num(*segment.heights.start(), 0), tx_num(*segment.heights.end() + 1, 0))
+}

@@ -1,0 +1,144 @@
+//! Loads segments: rows from the pipeline go out through one COPY a table.
+//!
+//! In: segments and the UTXO set before their first block. Out: segments marked `loaded`, each handed on for its
+//! indexes. One segment is open at a time, so that a kill never costs more than one.
+
+use std::sync::Arc;
+
+use deadpool_postgres::Pool;
+use tokio::sync::mpsc;
+
+use super::pipeline::{EncodedBatch, Pipeline, PipelineError};
+use super::progress::Progress;
+use super::schedule::Segment;
+use crate::chain::batch::Overwritten;
+use crate::pg::copy::{CopyError, TableCopy};
+use crate::pg::pool;
+use crate::pg::segments::{self, Counts, SegmentRow};
+use crate::profile::{Figures, Profile};
+use crate::rows::Table;
+
+/// Why loading ended early. Segments that are loaded stay; the open one is dropped by the next start.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// A block could not be taken: what follows depends on which and why.
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
+    /// A table could not be filled.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// No connection.
+    #[error(transparent)]
+    Pool(#[from] pool::Error),
+    /// The server refused or went away.
+    #[error("{what}")]
+    Server {
+        /// What was being done.
+        what: String,
+        /// What the server said.
+        source: tokio_postgres::Error,
+    },
+}
+
+/// Loads the segments, in order, from a running pipeline.
+///
+/// # Errors
+/// The first failure in chain order.
+pub async fn load_segments(
+    pool: &Pool,
+    pipeline: &mut Pipeline,
+    segments: &[Segment],
+    loaded: &mpsc::UnboundedSender<SegmentRow>,
+    profile: &Profile,
+    progress: &Arc<Progress>,
+) -> Result<(), LoadError> {
+    for segment in segments {
+        let phase = profile.phase();
+        let row = load_segment(pool, pipeline, segment, progress).await?;
+        let figures = Figures {
+            height: Some(row.height_last),
+            blocks: Some(u64::from(row.height_last - row.height_first) + 1),
+            rows: Some(row.counts.txs + row.counts.inputs + row.counts.outputs),
+            bytes: Some(row.counts.block_bytes),
+            ..Figures::default()
+        };
+        let client = pool.get().await.map_err(pool::Error::from)?;
+        profile.ended(&phase, &format!("Loaded segment {}", segment.id), figures).record(&client).await;
+        // Nobody listens any more only when restoring has failed, and then that failure is reported.
+        let _ = loaded.send(row);
+    }
+    Ok(())
+}
+
+async fn load_segment(
+    pool: &Pool,
+    pipeline: &mut Pipeline,
+    segment: &Segment,
+    progress: &Progress,
+) -> Result<SegmentRow, LoadError> {
+    let mut client = pool.get().await.map_err(pool::Error::from)?;
+    let server = |source| LoadError::Server { what: format!("recording segment {}", segment.id), source };
+    segments::begin(&client, segment).await.map_err(server)?;
+    let mut copies = Vec::with_capacity(Table::ALL.len());
+    for table in Table::ALL {
+        copies.push(TableCopy::begin(pool, table, segment).await?);
+    }
+
+    let (counts, overwritten) = stream(pipeline, segment, &copies, progress).await?;
+
+    // First every stream ends, then every table commits: a failure in one leaves none behind in most cases, and the
+    // segment counts only once all are in.
+    let mut filled = Vec::with_capacity(copies.len());
+    for copy in copies {
+        filled.push(copy.finish().await?);
+    }
+    let commits = filled.iter().map(|client| client.batch_execute("commit"));
+    futures_util::future::try_join_all(commits)
+        .await
+        .map_err(|source| LoadError::Server { what: format!("committing segment {}", segment.id), source })?;
+    segments::mark_loaded(&mut client, segment, &counts, &overwritten).await.map_err(server)?;
+    Ok(SegmentRow {
+        id: segment.id,
+        height_first: *segment.heights.start(),
+        height_last: *segment.heights.end(),
+        is_attached: false,
+        counts,
+    })
+}
+
+/// Sends every batch of the segment to its tables.
+async fn stream(
+    pipeline: &mut Pipeline,
+    segment: &Segment,
+    copies: &[TableCopy],
+    progress: &Progress,
+) -> Result<(Counts, Vec<Overwritten>), LoadError> {
+    let mut counts = Counts::default();
+    let mut overwritten = Vec::new();
+    let mut height_last = None;
+    while height_last != Some(*segment.heights.end()) {
+        let batch = pipeline.next().await?.ok_or(PipelineError::Broken)?;
+        assert!(
+            batch.plan.heights.start()
+                == &height_last.map_or(*segment.heights.start(), |height: u32| height + 1),
+            "batches follow each other: {:?} after {height_last:?}",
+            batch.plan
+        );
+        height_last = Some(*batch.plan.heights.end());
+        let EncodedBatch { plan, rows, tx_count, input_count, output_count, block_bytes, overwritten: more } =
+            batch;
+        counts.txs += tx_count;
+        counts.inputs += input_count;
+        counts.outputs += output_count;
+        counts.block_bytes += block_bytes;
+        overwritten.extend(more);
+        for (copy, rows) in copies.iter().zip(rows) {
+            if !copy.send(rows).await {
+                // The stream broke: `finish` will say why.
+                return Ok((counts, overwritten));
+            }
+        }
+        progress.loaded(*plan.heights.end(), tx_count, tx_count + input_count + output_count, block_bytes);
+    }
+    Ok((counts, overwritten))
+}

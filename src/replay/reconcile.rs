@@ -1,0 +1,217 @@
+//! Brings what the database holds and what the block files say together, before anything is loaded.
+//!
+//! In: the segments in `ops`, the active chain. Out: a database whose blocks all belong to the active chain. Segments
+//! that a reorg touches are dropped from the top down and loaded again: O(segments), whatever the depth.
+
+use std::collections::HashSet;
+use std::time::Instant;
+
+use tokio_postgres::Client;
+use tracing::{info, warn};
+
+use super::ReplayError;
+use super::reader::Chain;
+use crate::chain::hash::{Hash32, reversed_hex};
+use crate::chain::header::HEADER_BYTES;
+use crate::pg::segments::{self, SegmentRow};
+
+/// The last block that readers see.
+#[derive(Clone, Debug)]
+pub struct Tip {
+    /// Its height.
+    pub height: u32,
+    /// Its hash, internal byte order.
+    pub hash: Hash32,
+}
+
+fn server(what: &'static str) -> impl Fn(tokio_postgres::Error) -> ReplayError {
+    move |source| ReplayError::Server { what, source }
+}
+
+/// Drops the segments whose load was interrupted.
+///
+/// # Errors
+/// What the server says.
+pub async fn drop_unfinished(client: &mut Client) -> Result<(), ReplayError> {
+    let count = segments::drop_unfinished(client).await.map_err(server("dropping unfinished segments"))?;
+    if count > 0 {
+        info!(count, "dropped segments whose load was interrupted; they are loaded again");
+    }
+    Ok(())
+}
+
+/// Returns the finished segments, by height.
+///
+/// # Errors
+/// What the server says.
+pub async fn segments(client: &Client) -> Result<Vec<SegmentRow>, ReplayError> {
+    segments::list(client).await.map_err(server("listing segments"))
+}
+
+/// Returns the tip that readers see, or `None` in an empty database.
+///
+/// # Errors
+/// What the server says.
+pub async fn tip(client: &Client) -> Result<Option<Tip>, ReplayError> {
+    let row = client
+        .query_opt("select height, hash from chain.blocks order by height desc limit 1", &[])
+        .await
+        .map_err(server("reading the tip"))?;
+    Ok(row.map(|row| Tip { height: row.get::<_, i32>(0) as u32, hash: hash_of(&row, 1) }))
+}
+
+/// Returns the hashes of the blocks that were refused.
+///
+/// # Errors
+/// What the server says.
+pub async fn invalid_blocks(client: &Client) -> Result<HashSet<Hash32>, ReplayError> {
+    let rows = client
+        .query("select hash from ops.invalid_blocks", &[])
+        .await
+        .map_err(server("reading refused blocks"))?;
+    Ok(rows.iter().map(|row| hash_of(row, 0)).collect())
+}
+
+/// Records a block that breaks a rule.
+///
+/// # Errors
+/// What the server says.
+pub async fn record_invalid(
+    client: &Client,
+    hash: &Hash32,
+    height: u32,
+    reason: &str,
+    file: &str,
+    offset: u64,
+) -> Result<(), ReplayError> {
+    client
+        .execute(
+            "insert into ops.invalid_blocks (hash, height, reason, file, file_offset) values ($1, $2, $3, $4, $5) \
+             on conflict (hash) do nothing",
+            &[&hash.as_slice(), &(height as i32), &reason, &file, &(offset as i64)],
+        )
+        .await
+        .map_err(server("recording a refused block"))?;
+    Ok(())
+}
+
+/// Drops the segments above the last block that the database and the active chain share; returns those that stay.
+///
+/// # Errors
+/// What the server says.
+pub async fn roll_back_to_fork(client: &mut Client, chain: &Chain) -> Result<Vec<SegmentRow>, ReplayError> {
+    let start = Instant::now();
+    let mut present = segments(client).await?;
+    let old_tip = tip(client).await?;
+    let mut dropped = 0;
+    while let Some(last) = present.last() {
+        if holds_active_block(client, chain, last).await? {
+            break;
+        }
+        segments::drop_segment(client, last.id).await.map_err(server("dropping a segment"))?;
+        dropped += 1;
+        present.pop();
+    }
+    if let (1.., Some(old_tip)) = (dropped, old_tip) {
+        record_reorg(client, chain, &old_tip, start).await?;
+    }
+    Ok(present)
+}
+
+/// Returns whether the last block of a segment is in the active chain; then so are all before it.
+async fn holds_active_block(
+    client: &Client,
+    chain: &Chain,
+    segment: &SegmentRow,
+) -> Result<bool, ReplayError> {
+    if segment.height_last > chain.active.tip_height() {
+        return Ok(false);
+    }
+    // Rows of a segment that waits for its indexes stand in its own table.
+    let table = if segment.is_attached {
+        "chain.blocks".to_owned()
+    } else {
+        segments::partition(crate::rows::Table::Blocks, segment.id)
+    };
+    let row = client
+        .query_opt(&format!("select hash from {table} where height = $1"), &[&(segment.height_last as i32)])
+        .await
+        .map_err(server("reading the last block of a segment"))?;
+    Ok(row.is_some_and(|row| hash_of(&row, 0) == chain.hash(segment.height_last)))
+}
+
+async fn record_reorg(
+    client: &Client,
+    chain: &Chain,
+    old_tip: &Tip,
+    start: Instant,
+) -> Result<(), ReplayError> {
+    let new_height = chain.active.tip_height();
+    let new_tip = chain.hash(new_height);
+    // The old branch may be gone from the files; then the fork is known only to lie below it.
+    let mut fork = chain.tree.find(&old_tip.hash);
+    while let Some(index) = fork {
+        if chain.active.at(chain.tree.height(index)) == Some(index) {
+            break;
+        }
+        fork = chain.tree.parent(index);
+    }
+    let fork_height = match fork {
+        Some(index) => chain.tree.height(index),
+        None => tip(client).await?.map_or(0, |tip| tip.height),
+    };
+    warn!(
+        fork_height,
+        old_height = old_tip.height,
+        old = reversed_hex(&old_tip.hash),
+        new_height,
+        new = reversed_hex(&new_tip),
+        "the active chain has changed: blocks above the fork are replaced"
+    );
+    client
+        .execute(
+            "insert into ops.reorgs (fork_height, depth, old_tip, new_tip, seconds) values ($1, $2, $3, $4, $5)",
+            &[
+                &(fork_height as i32),
+                &(old_tip.height.saturating_sub(fork_height) as i32),
+                &old_tip.hash.as_slice(),
+                &new_tip.as_slice(),
+                &start.elapsed().as_secs_f64(),
+            ],
+        )
+        .await
+        .map_err(server("recording a reorg"))?;
+    Ok(())
+}
+
+/// Lists the blocks of other branches in `chain.stale_blocks`, and takes from it what became active.
+///
+/// # Errors
+/// What the server says; files that cannot be read.
+pub async fn record_stale_blocks(client: &mut Client, chain: &Chain) -> Result<(), ReplayError> {
+    let what = server("listing stale blocks");
+    let transaction = client.transaction().await.map_err(&what)?;
+    for stale in chain.tree.stale_blocks(&chain.active) {
+        let mut header = Vec::with_capacity(HEADER_BYTES);
+        let file = chain.files.open_file(stale.location.file)?;
+        file.read_to(stale.location.offset, HEADER_BYTES, &mut header)?;
+        transaction
+            .execute(
+                "insert into chain.stale_blocks (hash, height, header) values ($1, $2, $3) \
+                 on conflict (hash) do nothing",
+                &[&stale.hash.as_slice(), &(stale.height as i32), &header],
+            )
+            .await
+            .map_err(&what)?;
+    }
+    transaction
+        .execute("delete from chain.stale_blocks s using chain.blocks b where b.hash = s.hash", &[])
+        .await
+        .map_err(&what)?;
+    transaction.commit().await.map_err(&what)
+}
+
+fn hash_of(row: &tokio_postgres::Row, column: usize) -> Hash32 {
+    let bytes: &[u8] = row.get(column);
+    bytes.try_into().expect("hash columns hold 32 bytes")
+}
