@@ -8,3 +8,4 @@ pub mod profile;
 pub mod replay;
 pub mod rows;
 pub mod source;
+pub mod verify;

@@ -4,3 +4,4 @@ pub mod objects;
 pub mod pool;
 pub mod restore;
 pub mod segments;
+pub mod validate;
