@@ -1,1 +1,3 @@
-//! Satgres
+//! Satgres keeps the whole Bitcoin chain in PostgreSQL.
+
+pub mod pg;

@@ -1,0 +1,1 @@
+//! What was typed becomes what it means.
