@@ -1,3 +1,7 @@
 //! Satgres keeps the whole Bitcoin chain in PostgreSQL.
 
+pub mod config;
+pub mod logging;
+pub mod network;
 pub mod pg;
+pub mod profile;

@@ -3,4 +3,6 @@
 pub mod binaries;
 pub mod cluster;
 pub mod conf;
+pub mod objects;
 pub mod pool;
+pub mod schema;

@@ -412,7 +412,8 @@ async fn needs_restart(client: &tokio_postgres::Client, pg_dir: &Path) -> Result
                from pg_file_settings where error is not null";
     let problems = client.query(sql, &[]).await.map_err(failed)?;
     // Reading the files has marked, in this session, the settings whose valid new value must wait for a restart.
-    let pending = client.query("select name from pg_settings where pending_restart", &[]).await.map_err(failed)?;
+    let pending =
+        client.query("select name from pg_settings where pending_restart", &[]).await.map_err(failed)?;
     let pending: Vec<String> = pending.iter().map(|row| row.get(0)).collect();
     let mut restart = !pending.is_empty();
     for row in problems {

@@ -4,10 +4,7 @@
 //! version wants them. Called by `run` before anything is loaded. Migrations only go forward; code is replaced as a
 //! whole when its text has changed. It never alters the network or the store settings of a database that has them.
 
-use bitcoin::{
-    Network,
-    hashes::{Hash, HashEngine, sha256},
-};
+use bitcoin::hashes::{Hash, HashEngine, sha256};
 use sqlx::{
     Connection as _,
     migrate::Migrator,
@@ -17,7 +14,7 @@ use tokio_postgres::Client;
 use tracing::{debug, info};
 
 use super::cluster::{Cluster, DATABASE, USER};
-use crate::config::Store;
+use crate::{config::Detail, network::Network};
 
 /// Functions that belong to the tables; run once per change.
 const FUNCTIONS: &str = include_str!("../../sql/functions.sql");
@@ -32,7 +29,9 @@ const LOCK_KEY: i64 = 0x0073_6174_6772_6573;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The data directory holds something else.
-    #[error("the data directory holds {key} = {recorded}, but {asked} was asked for\n  help: ask for {recorded}, or choose another --data-dir")]
+    #[error(
+        "the data directory holds {key} = {recorded}, but {asked} was asked for\n  help: ask for {recorded}, or choose another --data-dir"
+    )]
     Mismatch {
         /// `network`, `store_witness` or `store_script_sig`.
         key: &'static str,
@@ -42,7 +41,9 @@ pub enum Error {
         asked: String,
     },
     /// A newer satgres made it.
-    #[error("the database was made by a newer satgres: it has migration {version}, which this one does not know\n  help: use that version, or choose another --data-dir")]
+    #[error(
+        "the database was made by a newer satgres: it has migration {version}, which this one does not know\n  help: use that version, or choose another --data-dir"
+    )]
     Newer {
         /// Number of the migration.
         version: i64,
@@ -69,17 +70,17 @@ pub struct Facts {
     /// The chain.
     pub network: Network,
     /// Whether witnesses are stored.
-    pub store_witness: Store,
+    pub store_witness: Detail,
     /// Whether scriptSigs are stored.
-    pub store_script_sig: Store,
+    pub store_script_sig: Detail,
 }
 
 impl Facts {
     fn settings(&self) -> [(&'static str, &'static str); 3] {
         [
-            ("network", self.network.to_core_arg()),
-            ("store_witness", self.store_witness.as_str()),
-            ("store_script_sig", self.store_script_sig.as_str()),
+            ("network", self.network.name()),
+            ("store_witness", self.store_witness.name()),
+            ("store_script_sig", self.store_script_sig.name()),
         ]
     }
 }
@@ -102,7 +103,7 @@ pub async fn install(cluster: &Cluster, client: &mut Client, facts: &Facts) -> R
 /// [`Error::Statement`].
 pub async fn recorded_network(client: &Client) -> Result<Option<Network>, Error> {
     let recorded = recorded(client, "network").await?;
-    Ok(recorded.and_then(|text| Network::from_core_arg(&text).ok()))
+    Ok(recorded.and_then(|text| text.parse().ok()))
 }
 
 async fn migrate(cluster: &Cluster) -> Result<(), Error> {
@@ -116,7 +117,7 @@ async fn migrate(cluster: &Cluster) -> Result<(), Error> {
     let mut connection = PgConnection::connect_with(&options).await?;
     let mut migrator: Migrator = sqlx::migrate!("./migrations");
     migrator.dangerous_set_table_name(MIGRATIONS_TABLE);
-    let result = migrator.run_direct(None, &mut connection).await;
+    let result = migrator.run(&mut connection).await;
     connection.close().await?;
     result.map_err(|error| match error {
         sqlx::migrate::MigrateError::VersionMissing(version) => Error::Newer { version },
@@ -126,11 +127,13 @@ async fn migrate(cluster: &Cluster) -> Result<(), Error> {
 
 async fn recorded(client: &Client, key: &str) -> Result<Option<String>, Error> {
     let failed = |source| Error::Statement { what: "read ops.settings", source };
-    let there = client.query_one("select to_regclass('ops.settings') is not null", &[]).await.map_err(failed)?;
+    let there =
+        client.query_one("select to_regclass('ops.settings') is not null", &[]).await.map_err(failed)?;
     if !there.get::<_, bool>(0) {
         return Ok(None);
     }
-    let row = client.query_opt("select value from ops.settings where key = $1", &[&key]).await.map_err(failed)?;
+    let row =
+        client.query_opt("select value from ops.settings where key = $1", &[&key]).await.map_err(failed)?;
     Ok(row.map(|row| row.get(0)))
 }
 
