@@ -1,7 +1,20 @@
 //! Satgres keeps the whole Bitcoin chain in PostgreSQL.
+//!
+//! The data path, in the order in which a block takes it:
+//!
+//! 1. [`source`] scans the headers of a node's block files and chooses the active chain;
+//! 2. [`chain`] parses a block and proves its merkle root and witness commitment, on threads;
+//! 3. [`prevouts`] finds the output that each input spends, in one ordered stage;
+//! 4. [`rows`] encodes the rows of every table, on threads;
+//! 5. [`pg`] copies them into segments, restores indexes and constraints, attaches;
+//! 6. [`replay`] is the main path that calls all these; [`profile`] tells how long each phase took;
+//! 7. [`verify`] proves that the result is what it should be.
+
+pub mod config;
+pub mod logging;
+pub mod network;
 
 pub mod chain;
-pub mod network;
 pub mod pg;
 pub mod prevouts;
 pub mod profile;

@@ -1,0 +1,1 @@
+-- Views and functions for readers, schema api.

@@ -1,0 +1,1 @@
+-- Functions that belong to the tables of schema chain.

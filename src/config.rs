@@ -1,0 +1,385 @@
+//! What was typed becomes what it means, once.
+//!
+//! In: the command line's options as text ([`LowArgs`]), the environment (`SATGRES_*`) and a TOML file. Out: [`Settings`],
+//! every value parsed and present, each with its [`Origin`]. Called by the command line only; nobody else sees an
+//! option that may be missing. Typed wins over environment, environment over file, file over default.
+
+mod file;
+mod options;
+mod size;
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::{Path, PathBuf},
+};
+
+pub use self::{
+    options::{OPTIONS, OptionSpec},
+    size::{SizeError, format_size, parse_size},
+};
+use crate::{
+    network::Network,
+    pg::{cluster, conf},
+};
+
+/// The file that is read where it exists and `--config` names no other.
+pub const DEFAULT_FILE: &str = "config/satgres.toml";
+
+/// Why the settings make no sense.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A value cannot be read.
+    #[error("{origin}: {value:?} is no valid value: {reason}")]
+    Value {
+        /// Where it was given.
+        origin: Origin,
+        /// The value.
+        value: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The file cannot be read.
+    #[error("cannot read the configuration file {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The file has a mistake.
+    #[error("configuration file {}: {reason}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Line, key and what is wrong.
+        reason: String,
+    },
+    /// A default needs a home directory.
+    #[error("no home directory is known, so {option} has no default: give it")]
+    NoHome {
+        /// The option.
+        option: &'static str,
+    },
+}
+
+/// Where a value was given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// Nowhere.
+    Default,
+    /// In a file, under a key.
+    File(PathBuf, String),
+    /// In a variable of the environment.
+    Env(String),
+    /// On the command line.
+    Typed(String),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => f.write_str("default"),
+            Origin::File(path, key) => write!(f, "{}, {key}", path.display()),
+            Origin::Env(name) => f.write_str(name),
+            Origin::Typed(option) => f.write_str(option),
+        }
+    }
+}
+
+/// What was typed: the text of every option that was, by its key (`replay.segment_bytes`).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LowArgs {
+    /// File named by `--config`.
+    pub config: Option<PathBuf>,
+    /// Text by key.
+    pub values: BTreeMap<&'static str, String>,
+}
+
+/// How much of a column is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Detail {
+    /// All of it.
+    Full,
+    /// NULL in its place.
+    None,
+}
+
+impl Detail {
+    /// Name, as options and `ops.settings` have it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Detail::Full => "full",
+            Detail::None => "none",
+        }
+    }
+
+    /// Whether it is stored.
+    #[must_use]
+    pub fn is_full(self) -> bool {
+        self == Detail::Full
+    }
+}
+
+/// Everything that can be set, resolved.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The chain.
+    pub network: Network,
+    /// The node's directory of `blk*.dat`.
+    pub blocks_dir: PathBuf,
+    /// Where the database and the service's own files are; absolute.
+    pub data_dir: PathBuf,
+    /// Directory of PostgreSQL's programs, if one was named.
+    pub pg_bin: Option<PathBuf>,
+    /// Whether `run` ends when all that the files hold is queryable.
+    pub until_synced: bool,
+    /// Filter of the log.
+    pub log: String,
+    /// How a replay works.
+    pub replay: ReplaySettings,
+    /// What is stored.
+    pub store: StoreSettings,
+    /// Where each value was given, by key.
+    pub origins: BTreeMap<&'static str, Origin>,
+}
+
+/// How a replay works.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReplaySettings {
+    /// Bytes of blocks in a segment; 0 makes a segment of every block.
+    pub segment_bytes: u64,
+    /// Threads that parse blocks; half as many encode rows.
+    pub threads: usize,
+    /// Bytes of blocks in a batch.
+    pub batch_bytes: u64,
+    /// Most bytes between reading and sending.
+    pub pipeline_bytes: u64,
+    /// Bytes for the UTXO cache; `None` leaves it to the service.
+    pub utxo_cache_bytes: Option<u64>,
+}
+
+/// What is stored of what could be left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoreSettings {
+    /// Witnesses.
+    pub witness: Detail,
+    /// Input scripts.
+    pub script_sig: Detail,
+}
+
+impl Settings {
+    /// Resolves what was typed, with this process' environment and the file.
+    ///
+    /// # Errors
+    /// [`Error`], naming where the wrong value was given.
+    pub fn resolve(typed: &LowArgs) -> Result<Settings, Error> {
+        Settings::resolve_in(typed, &|name| {
+            std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+        })
+    }
+
+    fn resolve_in(typed: &LowArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<Settings, Error> {
+        let from_file = match typed.config.clone().or_else(|| env("SATGRES_CONFIG").map(PathBuf::from)) {
+            Some(path) => file::read(&path)?,
+            None if Path::new(DEFAULT_FILE).exists() => file::read(Path::new(DEFAULT_FILE))?,
+            None => BTreeMap::new(),
+        };
+        let mut values = Values { chosen: BTreeMap::new() };
+        for option in OPTIONS {
+            let chosen = typed
+                .values
+                .get(option.key)
+                .map(|text| (text.clone(), Origin::Typed(option.flag())))
+                .or_else(|| {
+                    let names = option.env_names();
+                    let mut set = names.into_iter().filter_map(|name| Some((env(&name)?, name)));
+                    set.find(|(text, _)| !text.is_empty()).map(|(text, name)| (text, Origin::Env(name)))
+                })
+                .or_else(|| from_file.get(option.key).cloned());
+            if let Some(chosen) = chosen {
+                values.chosen.insert(option.key, chosen);
+            }
+        }
+        values.settle()
+    }
+
+    /// What a command wants of the private server.
+    #[must_use]
+    pub fn cluster_options(&self, reconfigure: bool) -> cluster::Options {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        cluster::Options {
+            data_dir: self.data_dir.clone(),
+            pg_bin: self.pg_bin.clone(),
+            settings: conf::replay(cpus),
+            reconfigure,
+        }
+    }
+
+    /// Every option's value in force, as text, in the order of [`OPTIONS`].
+    #[must_use]
+    pub fn listing(&self) -> Vec<(&'static OptionSpec, String, Origin)> {
+        let text = |key: &str| match key {
+            "network" => self.network.to_string(),
+            "blocks_dir" => self.blocks_dir.display().to_string(),
+            "data_dir" => self.data_dir.display().to_string(),
+            "pg_bin" => {
+                self.pg_bin.as_ref().map_or_else(|| "found".to_owned(), |dir| dir.display().to_string())
+            }
+            "until_synced" => self.until_synced.to_string(),
+            "log" => self.log.clone(),
+            "replay.segment_bytes" => format_size(self.replay.segment_bytes),
+            "replay.threads" => self.replay.threads.to_string(),
+            "replay.batch_bytes" => format_size(self.replay.batch_bytes),
+            "replay.pipeline_bytes" => format_size(self.replay.pipeline_bytes),
+            "replay.utxo_cache" => {
+                self.replay.utxo_cache_bytes.map_or_else(|| "auto".to_owned(), format_size)
+            }
+            "store.witness" => self.store.witness.name().to_owned(),
+            "store.script_sig" => self.store.script_sig.name().to_owned(),
+            _ => unreachable!("OPTIONS lists no other key; a test prints them all"),
+        };
+        let origin = |key| self.origins.get(key).cloned().unwrap_or(Origin::Default);
+        OPTIONS.iter().map(|option| (option, text(option.key), origin(option.key))).collect()
+    }
+}
+
+/// The text chosen for each key, and where it was given.
+struct Values {
+    chosen: BTreeMap<&'static str, (String, Origin)>,
+}
+
+impl Values {
+    /// Parses a value where one was given.
+    fn get<T>(
+        &self,
+        key: &'static str,
+        parse: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, Error> {
+        let Some((text, origin)) = self.chosen.get(key) else { return Ok(None) };
+        let failed = |reason| Error::Value { origin: origin.clone(), value: text.clone(), reason };
+        parse(text.trim()).map(Some).map_err(failed)
+    }
+
+    fn settle(self) -> Result<Settings, Error> {
+        let network = self.get("network", parse_network)?.unwrap_or(Network::Main);
+        let blocks_dir = match self.get("blocks_dir", parse_path)? {
+            Some(dir) => dir,
+            None => default_blocks_dir(network)?,
+        };
+        let data_dir = match self.get("data_dir", parse_path)? {
+            Some(dir) => dir,
+            None => default_data_dir()?,
+        };
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let settings = Settings {
+            network,
+            blocks_dir,
+            data_dir,
+            pg_bin: self.get("pg_bin", parse_path)?,
+            until_synced: self.get("until_synced", parse_bool)?.unwrap_or(false),
+            log: self.get("log", |text| crate::logging::check(text))?.unwrap_or_else(|| "info".to_owned()),
+            replay: ReplaySettings {
+                segment_bytes: self.get("replay.segment_bytes", size)?.unwrap_or(50 << 30),
+                threads: self.get("replay.threads", parse_threads)?.flatten().unwrap_or(cpus),
+                batch_bytes: self.get("replay.batch_bytes", size_not_zero)?.unwrap_or(4 << 20),
+                pipeline_bytes: self.get("replay.pipeline_bytes", size_not_zero)?.unwrap_or(256 << 20),
+                utxo_cache_bytes: self.get("replay.utxo_cache", parse_size_or_auto)?.flatten(),
+            },
+            store: StoreSettings {
+                witness: self.get("store.witness", parse_detail)?.unwrap_or(Detail::Full),
+                script_sig: self.get("store.script_sig", parse_detail)?.unwrap_or(Detail::Full),
+            },
+            origins: self.chosen.into_iter().map(|(key, (_, origin))| (key, origin)).collect(),
+        };
+        Ok(settings)
+    }
+}
+
+fn parse_network(text: &str) -> Result<Network, String> {
+    text.parse().map_err(|error: crate::network::UnknownNetwork| error.to_string())
+}
+
+/// An absolute path; `~/` is the home directory, which shells expand but files do not.
+fn parse_path(text: &str) -> Result<PathBuf, String> {
+    if text.is_empty() {
+        return Err("a directory is needed".to_owned());
+    }
+    let path = match (text.strip_prefix("~/"), std::env::home_dir()) {
+        (Some(rest), Some(home)) => home.join(rest),
+        _ => PathBuf::from(text),
+    };
+    std::path::absolute(path).map_err(|error| error.to_string())
+}
+
+fn parse_bool(text: &str) -> Result<bool, String> {
+    match text {
+        "true" | "1" | "yes" | "on" => Ok(true),
+        "false" | "0" | "no" | "off" => Ok(false),
+        _ => Err("use true or false".to_owned()),
+    }
+}
+
+fn parse_detail(text: &str) -> Result<Detail, String> {
+    match text {
+        "full" => Ok(Detail::Full),
+        "none" => Ok(Detail::None),
+        _ => Err("use full or none".to_owned()),
+    }
+}
+
+/// A number of threads; 0 and `auto` leave it to the machine.
+fn parse_threads(text: &str) -> Result<Option<usize>, String> {
+    match text {
+        "auto" => Ok(None),
+        _ => match text.parse::<usize>() {
+            Ok(0) => Ok(None),
+            Ok(threads @ 1..=1024) => Ok(Some(threads)),
+            _ => Err("use a number from 1 to 1024, or auto for one per core".to_owned()),
+        },
+    }
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    parse_size(text).map_err(|error| error.to_string())
+}
+
+fn size_not_zero(text: &str) -> Result<u64, String> {
+    match size(text)? {
+        0 => Err("it must be more than 0".to_owned()),
+        bytes => Ok(bytes),
+    }
+}
+
+fn parse_size_or_auto(text: &str) -> Result<Option<u64>, String> {
+    if text == "auto" { Ok(None) } else { size(text).map(Some) }
+}
+
+/// Bitcoin Core's own place for a network's block files.
+fn default_blocks_dir(network: Network) -> Result<PathBuf, Error> {
+    let home = std::env::home_dir().ok_or(Error::NoHome { option: "--blocks-dir" })?;
+    let node = home.join(".bitcoin");
+    Ok(match network {
+        Network::Main => node.join("blocks"),
+        Network::Test => node.join("testnet3/blocks"),
+        other => node.join(other.name()).join("blocks"),
+    })
+}
+
+/// `/var/lib/satgres` for root, otherwise a place in the user's own data directory.
+fn default_data_dir() -> Result<PathBuf, Error> {
+    // SAFETY: reads the process' own id.
+    if unsafe { libc::geteuid() } == 0 {
+        return Ok(PathBuf::from("/var/lib/satgres"));
+    }
+    let xdg = std::env::var_os("XDG_DATA_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
+    let base = match xdg {
+        Some(dir) => dir,
+        None => std::env::home_dir().ok_or(Error::NoHome { option: "--data-dir" })?.join(".local/share"),
+    };
+    Ok(base.join("satgres"))
+}
+
+#[cfg(test)]
+mod tests;

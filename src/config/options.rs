@@ -1,0 +1,95 @@
+//! The list of all options: from it come the names of environment variables, the keys of the file and the listing.
+
+/// One option.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OptionSpec {
+    /// Key in the file, with its table: `replay.segment_bytes`.
+    pub key: &'static str,
+    /// Name on the command line, without dashes.
+    pub name: &'static str,
+    /// Default, as the file would say it.
+    pub default: &'static str,
+    /// What it is for, in one line.
+    pub why: &'static str,
+}
+
+const fn option(
+    key: &'static str,
+    name: &'static str,
+    default: &'static str,
+    why: &'static str,
+) -> OptionSpec {
+    OptionSpec { key, name, default, why }
+}
+
+/// All options, in the order of the file.
+pub const OPTIONS: &[OptionSpec] = &[
+    option("network", "network", "\"main\"", "The chain: main, test, testnet4, signet or regtest."),
+    option(
+        "blocks_dir",
+        "blocks-dir",
+        "\"~/.bitcoin/blocks\"",
+        "The node's directory of blk*.dat files; by default where Bitcoin Core keeps the network's.",
+    ),
+    option(
+        "data_dir",
+        "data-dir",
+        "\"~/.local/share/satgres\"",
+        "The database and the service's files: fast disk, one network each; /var/lib/satgres for root.",
+    ),
+    option(
+        "pg_bin",
+        "pg-bin",
+        "\"/usr/lib/postgresql/15/bin\"",
+        "PostgreSQL's programs, 15 or newer; by default $PG_BIN, pg_config's or the highest installed.",
+    ),
+    option("until_synced", "until-synced", "false", "End once all that the files hold is queryable."),
+    option(
+        "log",
+        "log",
+        "\"info\"",
+        "How much is logged: error, warn, info, debug, trace, or a filter like info,satgres=debug.",
+    ),
+    option(
+        "replay.segment_bytes",
+        "segment-bytes",
+        "\"50GiB\"",
+        "Blocks in one partition: fewer segments make look-ups faster, more make a crash cheaper. 0: one per block.",
+    ),
+    option("replay.threads", "threads", "\"auto\"", "Threads that parse blocks; auto is one per core."),
+    option("replay.batch_bytes", "batch-bytes", "\"4MiB\"", "Blocks that travel the pipeline together."),
+    option(
+        "replay.pipeline_bytes",
+        "pipeline-bytes",
+        "\"256MiB\"",
+        "Most memory between reading blocks and sending rows.",
+    ),
+    option("replay.utxo_cache", "utxo-cache", "\"auto\"", "Memory for the set of unspent outputs."),
+    option(
+        "store.witness",
+        "store-witness",
+        "\"full\"",
+        "full or none: without witnesses a third less disk.",
+    ),
+    option("store.script_sig", "store-script-sig", "\"full\"", "full or none: scripts of inputs."),
+];
+
+impl OptionSpec {
+    /// Name on the command line: `--segment-bytes`.
+    #[must_use]
+    pub fn flag(&self) -> String {
+        format!("--{}", self.name)
+    }
+
+    /// Variables of the environment that set it, the first one wins: `SATGRES_SEGMENT_BYTES`, and with the table's
+    /// name `SATGRES_REPLAY_SEGMENT_BYTES`.
+    #[must_use]
+    pub fn env_names(&self) -> Vec<String> {
+        let mut names = vec![format!("SATGRES_{}", self.name.replace('-', "_").to_uppercase())];
+        let with_table = format!("SATGRES_{}", self.key.replace('.', "_").to_uppercase());
+        if names[0] != with_table {
+            names.push(with_table);
+        }
+        names
+    }
+}

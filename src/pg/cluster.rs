@@ -1,0 +1,555 @@
+//! The private PostgreSQL under the data directory: made, started, adopted, restarted, stopped.
+//!
+//! In: a data directory and the settings wanted. Out: a running server with a database `satgres`, reachable by its
+//! Unix socket alone. Called by every command before it does anything else, and safe to call from several at once.
+//! It never removes a finished cluster, never touches a server of another directory, and never edits the user's
+//! `user.conf`.
+//!
+//! ```text
+//! DATA_DIR/satgres.lock   held while a server is made, started or stopped
+//! DATA_DIR/pg/            the cluster; satgres.conf and user.conf in it
+//! DATA_DIR/pg.new/        a cluster being made: renamed when finished, removed if it is found
+//! DATA_DIR/pg.log         the server's log; pg.log.1 is the part before
+//! DATA_DIR/run/           the socket (elsewhere if the path is too long)
+//! ```
+
+mod account;
+mod initdb;
+mod lock;
+mod postmaster;
+mod socket;
+
+use std::{
+    fs::{self, File},
+    io::{self, Read as _, Seek as _, SeekFrom, Write as _},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{DirBuilderExt, OpenOptionsExt},
+    },
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use tokio_postgres::NoTls;
+use tracing::{debug, info};
+
+use self::{
+    account::Account,
+    initdb::{initdb, version_of},
+    lock::lock,
+};
+pub use self::{lock::ServiceLock, postmaster::Postmaster};
+use super::{
+    binaries::{self, Binaries},
+    conf::{self, Setting},
+};
+
+/// Superuser of the cluster, and name of the database.
+pub const USER: &str = "satgres";
+/// The database.
+pub const DATABASE: &str = "satgres";
+
+/// Size at which the server's log is put aside, bytes.
+const LOG_BYTES_MAX: u64 = 16 << 20;
+
+/// Why there is no server.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No usable programs.
+    #[error(transparent)]
+    Binaries(#[from] binaries::Error),
+    /// Nobody to run it as, or files that the server's user cannot reach.
+    #[error(transparent)]
+    Account(#[from] account::Error),
+    /// No safe place for the socket.
+    #[error(transparent)]
+    Socket(#[from] socket::Error),
+    /// The process.
+    #[error(transparent)]
+    Postmaster(#[from] postmaster::Error),
+    /// The cluster was made by another major version.
+    #[error("{} was made by PostgreSQL {found}, but the programs in {} are version {have}\n  help: install PostgreSQL {found} and name it by --pg-bin /usr/lib/postgresql/{found}/bin, or choose another --data-dir and replay", pg_dir.display(), binaries.display())]
+    OtherVersion {
+        /// The cluster.
+        pg_dir: PathBuf,
+        /// Its major version.
+        found: String,
+        /// Where the programs are.
+        binaries: PathBuf,
+        /// Their major version.
+        have: u32,
+    },
+    /// A directory `pg` that no initdb made.
+    #[error("{} is not empty, but no PostgreSQL cluster either\n  help: move it away, or choose another --data-dir", pg_dir.display())]
+    NotACluster {
+        /// The directory.
+        pg_dir: PathBuf,
+    },
+    /// `initdb` failed.
+    #[error("initdb failed in {} ({status}):\n{output}", dir.display())]
+    Initdb {
+        /// Where.
+        dir: PathBuf,
+        /// How it ended.
+        status: String,
+        /// What it printed.
+        output: String,
+    },
+    /// Another command holds the lock for too long.
+    #[error("another satgres command has been starting or stopping the server of {} for {seconds} s\n  help: look for it: fuser -v {}/satgres.lock", data_dir.display(), data_dir.display())]
+    Locked {
+        /// The data directory.
+        data_dir: PathBuf,
+        /// How long it was waited for.
+        seconds: u64,
+    },
+    /// Another `satgres run` works on the data directory.
+    #[error("another `satgres run` is at work on {}\n  help: wait for it, or stop it first", data_dir.display())]
+    InService {
+        /// The data directory.
+        data_dir: PathBuf,
+    },
+    /// `user.conf`, or what it includes, has mistakes.
+    #[error("PostgreSQL refuses its configuration: {reason}\n  help: correct {}/user.conf", pg_dir.display())]
+    Configuration {
+        /// The cluster.
+        pg_dir: PathBuf,
+        /// File, line and what is wrong.
+        reason: String,
+    },
+    /// The socket answers for another cluster.
+    #[error("the server at {} serves {found}, not {}", socket_dir.display(), pg_dir.display())]
+    OtherCluster {
+        /// The socket directory.
+        socket_dir: PathBuf,
+        /// Data directory of that server.
+        found: String,
+        /// The cluster expected.
+        pg_dir: PathBuf,
+    },
+    /// The server refuses a connection or a statement.
+    #[error("PostgreSQL failed to {what}")]
+    Server {
+        /// What was asked.
+        what: &'static str,
+        /// Its answer.
+        source: tokio_postgres::Error,
+    },
+    /// A file operation failed.
+    #[error("cannot {what} {}: {source}", path.display())]
+    Io {
+        /// The operation.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
+    let path = path.to_owned();
+    move |source| Error::Io { what, path, source }
+}
+
+/// What a command wants of the server.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The data directory, absolute.
+    pub data_dir: PathBuf,
+    /// Directory of the server's programs, if the user named one.
+    pub pg_bin: Option<PathBuf>,
+    /// Settings for `satgres.conf`, written whenever the server is started.
+    pub settings: Vec<Setting>,
+    /// Whether a server that runs already must take these settings too, by a restart if need be.
+    pub reconfigure: bool,
+}
+
+/// The running private server.
+#[derive(Debug, Clone)]
+pub struct Cluster {
+    data_dir: PathBuf,
+    binaries: Binaries,
+    account: Account,
+    postmaster: Postmaster,
+}
+
+impl Cluster {
+    /// Makes the cluster if there is none, starts the server if it is down, otherwise adopts it.
+    ///
+    /// Several processes may call this at once: a lock file puts them in order.
+    ///
+    /// # Errors
+    /// [`Error`]; its text says what to do.
+    pub async fn start(options: Options) -> Result<Cluster, Error> {
+        let reconfigure = options.reconfigure;
+        let settings = options.settings.clone();
+        let (mut cluster, started, lock) = blocking(move || Cluster::start_process(&options)).await?;
+        cluster.check_identity().await?;
+        if reconfigure && !started {
+            cluster.reconfigure(settings).await?;
+        }
+        cluster.create_database().await?;
+        drop(lock);
+        Ok(cluster)
+    }
+
+    /// Stops the server of a data directory, fast; returns whether one was running.
+    ///
+    /// # Errors
+    /// [`Error::Postmaster`] where it does not stop, [`Error::Locked`].
+    pub async fn stop(data_dir: PathBuf) -> Result<bool, Error> {
+        blocking(move || {
+            let pg_dir = data_dir.join("pg");
+            if !pg_dir.is_dir() {
+                return Ok(false);
+            }
+            let account = Account::choose(&data_dir, &pg_dir)?;
+            let _lock = lock(&data_dir, &account)?;
+            let Some(pid) = postmaster::running(&pg_dir)? else { return Ok(false) };
+            postmaster::stop(pid, &pg_dir)?;
+            info!(pid, "PostgreSQL stopped");
+            Ok(true)
+        })
+        .await
+    }
+
+    /// The connection string, for psql and every other client of libpq.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let host = percent_encode(self.postmaster.socket_dir.as_os_str().as_bytes());
+        format!("postgresql://{USER}@/{DATABASE}?host={host}&port={}", self.postmaster.port)
+    }
+
+    /// The same as a value for tokio-postgres; the application name is set.
+    #[must_use]
+    pub fn pg_config(&self) -> tokio_postgres::Config {
+        let mut config = tokio_postgres::Config::new();
+        config
+            .host_path(&self.postmaster.socket_dir)
+            .port(self.postmaster.port)
+            .user(USER)
+            .dbname(DATABASE)
+            .application_name("satgres")
+            .connect_timeout(Duration::from_secs(30));
+        config
+    }
+
+    /// The server process and its socket.
+    #[must_use]
+    pub fn postmaster(&self) -> &Postmaster {
+        &self.postmaster
+    }
+
+    /// The programs it runs.
+    #[must_use]
+    pub fn binaries(&self) -> &Binaries {
+        &self.binaries
+    }
+
+    /// The data directory.
+    #[must_use]
+    pub fn data_dir(&self) -> &Path {
+        &self.data_dir
+    }
+
+    /// PostgreSQL's own directory inside the data directory.
+    #[must_use]
+    pub fn pg_dir(&self) -> PathBuf {
+        self.data_dir.join("pg")
+    }
+
+    /// Gives the running server other settings; restarts it if one of them needs that. Returns whether it did.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] where the files have mistakes; the server then runs on unchanged.
+    pub async fn reconfigure(&mut self, settings: Vec<Setting>) -> Result<bool, Error> {
+        let this = self.clone();
+        let wanted = settings.clone();
+        blocking(move || this.write_conf(&wanted, &this.postmaster.socket_dir)).await?;
+        let client = self.connect("postgres").await?;
+        if !needs_restart(&client, &self.pg_dir()).await? {
+            let reloaded = client.execute("select pg_reload_conf()", &[]).await;
+            reloaded.map_err(|source| Error::Server { what: "reload its settings", source })?;
+            return Ok(false);
+        }
+        drop(client);
+        info!("restarting PostgreSQL: changed settings need it");
+        let this = self.clone();
+        self.postmaster = blocking(move || {
+            postmaster::stop(this.postmaster.pid, &this.pg_dir())?;
+            this.spawn(&settings)
+        })
+        .await?;
+        Ok(true)
+    }
+
+    /// Puts the server's log aside once it is large, so that the two files together stay bounded.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn rotate_log(&self) -> Result<(), Error> {
+        rotate(&log_path(&self.data_dir), LOG_BYTES_MAX)
+    }
+
+    /// The steps that need no connection. Returns whether the server was started here, and the lock.
+    fn start_process(options: &Options) -> Result<(Cluster, bool, File), Error> {
+        let data_dir = make_data_dir(&options.data_dir)?;
+        let pg_dir = data_dir.join("pg");
+        let account = Account::choose(&data_dir, &pg_dir)?;
+        open_to_account(&data_dir, &account)?;
+        let lock = lock(&data_dir, &account)?;
+
+        let found = version_of(&pg_dir)?;
+        let major_wanted = found.as_deref().and_then(|version| version.parse().ok());
+        let binaries = Binaries::find(options.pg_bin.as_deref(), major_wanted)?;
+        account.check_reaches(&data_dir, &binaries.program("postgres"))?;
+        match found {
+            None => initdb(&binaries, &data_dir, &account)?,
+            Some(found) if major_wanted != Some(binaries.major) => {
+                let (dir, have) = (binaries.dir, binaries.major);
+                return Err(Error::OtherVersion { pg_dir, found, binaries: dir, have });
+            }
+            Some(_) => {}
+        }
+
+        let log = log_path(&data_dir);
+        rotate(&log, LOG_BYTES_MAX)?;
+        if let Some(pid) = postmaster::running(&pg_dir)? {
+            let postmaster = postmaster::adopt(pid, &pg_dir, &log)?;
+            socket::check(&postmaster.socket_dir, &account).or_else(|error| {
+                // A directory that the user chose in user.conf is the user's affair.
+                let ours = socket::prepare(&data_dir, &account)?;
+                if postmaster.socket_dir == ours { Err(error) } else { Ok(()) }
+            })?;
+            debug!(pid, "PostgreSQL is running already");
+            return Ok((Cluster { data_dir, binaries, account, postmaster }, false, lock));
+        }
+        postmaster::clear_leftovers(&pg_dir)?;
+        let nobody = Postmaster { pid: 0, port: 0, socket_dir: PathBuf::new() };
+        let mut cluster = Cluster { data_dir, binaries, account, postmaster: nobody };
+        cluster.postmaster = cluster.spawn(&options.settings)?;
+        Ok((cluster, true, lock))
+    }
+
+    /// Writes the settings and starts the server, which must be down.
+    fn spawn(&self, settings: &[Setting]) -> Result<Postmaster, Error> {
+        let socket_dir = socket::prepare(&self.data_dir, &self.account)?;
+        self.write_conf(settings, &socket_dir)?;
+        let began = Instant::now();
+        let program = self.binaries.program("postgres");
+        let postmaster =
+            postmaster::spawn(&program, &self.pg_dir(), &log_path(&self.data_dir), &self.account)?;
+        info!(
+            version = self.binaries.version,
+            pid = postmaster.pid,
+            milliseconds = began.elapsed().as_millis(),
+            data_dir = %self.data_dir.display(),
+            "PostgreSQL started"
+        );
+        Ok(postmaster)
+    }
+
+    /// Writes `satgres.conf` where it differs.
+    fn write_conf(&self, settings: &[Setting], socket_dir: &Path) -> Result<(), Error> {
+        let mut all = vec![
+            Setting::new("listen_addresses", "", "a private server: nobody reaches it by network"),
+            Setting::new("unix_socket_directories", socket_dir.to_string_lossy(), "closed to other users"),
+            Setting::new("unix_socket_permissions", "0700", "as above"),
+            Setting::new("port", socket::PORT.to_string(), "only names the socket's file"),
+        ];
+        all.extend(conf::settle(settings, |name, value| self.knows(name, value)));
+        write_file(&self.pg_dir().join("satgres.conf"), &conf::render(&all), &self.account)
+    }
+
+    /// Asks the server program whether it accepts a setting's value.
+    fn knows(&self, name: &str, value: &str) -> bool {
+        let mut command = self.account.command(&self.binaries.program("postgres"));
+        command.arg("-C").arg(name).arg("-D").arg(self.pg_dir()).arg("-c").arg(format!("{name}={value}"));
+        let status = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
+        status.is_ok_and(|status| status.success())
+    }
+
+    async fn connect(&self, database: &str) -> Result<tokio_postgres::Client, Error> {
+        let mut config = self.pg_config();
+        config.dbname(database);
+        let failed = |source| Error::Server { what: "accept a connection", source };
+        let (client, connection) = config.connect(NoTls).await.map_err(failed)?;
+        tokio::spawn(super::pool::drive(connection));
+        Ok(client)
+    }
+
+    /// Checks that the socket is answered by the server of this directory.
+    async fn check_identity(&self) -> Result<(), Error> {
+        let client = self.connect("postgres").await?;
+        let row = client.query_one("select current_setting('data_directory')", &[]).await;
+        let row = row.map_err(|source| Error::Server { what: "name its directory", source })?;
+        let found: String = row.get(0);
+        if fs::canonicalize(&found).ok() != fs::canonicalize(self.pg_dir()).ok() {
+            let socket_dir = self.postmaster.socket_dir.clone();
+            return Err(Error::OtherCluster { socket_dir, found, pg_dir: self.pg_dir() });
+        }
+        Ok(())
+    }
+
+    async fn create_database(&self) -> Result<(), Error> {
+        let client = self.connect("postgres").await?;
+        let failed = |source| Error::Server { what: "create the database", source };
+        let there = client.query_opt("select from pg_database where datname = $1", &[&DATABASE]).await;
+        if there.map_err(failed)?.is_none() {
+            let sql = "create database satgres encoding 'UTF8' locale 'C' template template0";
+            client.batch_execute(sql).await.map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether the configuration files ask for something that only a restart gives.
+async fn needs_restart(client: &tokio_postgres::Client, pg_dir: &Path) -> Result<bool, Error> {
+    let failed = |source| Error::Server { what: "read its configuration files", source };
+    let sql = "select coalesce(sourcefile, ''), coalesce(sourceline, 0), coalesce(name, ''), error
+               from pg_file_settings where error is not null";
+    let problems = client.query(sql, &[]).await.map_err(failed)?;
+    // Reading the files has marked, in this session, the settings whose valid new value must wait for a restart.
+    let pending =
+        client.query("select name from pg_settings where pending_restart", &[]).await.map_err(failed)?;
+    let pending: Vec<String> = pending.iter().map(|row| row.get(0)).collect();
+    let mut restart = !pending.is_empty();
+    for row in problems {
+        let (file, line): (String, i32) = (row.get(0), row.get(1));
+        let (name, error): (String, String) = (row.get(2), row.get(3));
+        // A line that was taken away is reported without a name.
+        if pending.contains(&name) || error.contains("without restarting the server") {
+            restart = true;
+            continue;
+        }
+        let reason = format!("{file}, line {line}: {name}: {error}");
+        return Err(Error::Configuration { pg_dir: pg_dir.to_owned(), reason });
+    }
+    Ok(restart)
+}
+
+/// Makes the data directory if need be and returns its real path.
+fn make_data_dir(data_dir: &Path) -> Result<PathBuf, Error> {
+    if !data_dir.is_dir() {
+        let parent = data_dir.parent().unwrap_or(data_dir);
+        fs::create_dir_all(parent).map_err(io_error("make directory", parent))?;
+        let made = fs::DirBuilder::new().mode(0o700).create(data_dir);
+        if !data_dir.is_dir() {
+            made.map_err(io_error("make directory", data_dir))?;
+        }
+    }
+    fs::canonicalize(data_dir).map_err(io_error("look at", data_dir))
+}
+
+/// Hands the data directory over to the server's user where that user could not enter it otherwise.
+///
+/// Only a directory that is empty or made by satgres is handed over; one that the user can enter stays as it is.
+fn open_to_account(data_dir: &Path, account: &Account) -> Result<(), Error> {
+    if account.can_enter(data_dir) {
+        return Ok(());
+    }
+    let entries = fs::read_dir(data_dir).map_err(io_error("read directory", data_dir))?;
+    let names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();
+    if names.is_empty()
+        || names.iter().any(|name| name == "satgres.lock" || name == "run.lock" || name == "pg")
+    {
+        account.hand_over(data_dir)?;
+    }
+    Ok(())
+}
+
+fn log_path(data_dir: &Path) -> PathBuf {
+    data_dir.join("pg.log")
+}
+
+/// Copies a log that has grown beyond `bytes_max` to `pg.log.1` and empties it; the server appends, so it goes on.
+fn rotate(log: &Path, bytes_max: u64) -> Result<(), Error> {
+    let mut options = fs::OpenOptions::new();
+    let mut file = match options.read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(log) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(source) => return Err(io_error("open", log)(source)),
+    };
+    let bytes = file.metadata().map_err(io_error("look at", log))?.len();
+    if bytes <= bytes_max {
+        return Ok(());
+    }
+    let before = log.with_extension("log.1");
+    // No more than the newest part is kept, however large the log grew before anybody looked.
+    file.seek(SeekFrom::Start(bytes - bytes_max)).map_err(io_error("read", log))?;
+    let mut kept = Vec::new();
+    (&mut file).take(bytes_max).read_to_end(&mut kept).map_err(io_error("read", log))?;
+    replace_file(&before, &kept).map_err(io_error("write", &before))?;
+    file.set_len(0).map_err(io_error("empty", log))
+}
+
+/// Writes a file of the server's where its text differs: whole or not at all.
+fn write_file(path: &Path, text: &str, account: &Account) -> Result<(), Error> {
+    if fs::read(path).is_ok_and(|found| found == text.as_bytes()) {
+        return Ok(());
+    }
+    let new = path.with_extension("conf.new");
+    replace_file(&new, text.as_bytes()).map_err(io_error("write", &new))?;
+    account.hand_over(&new)?;
+    fs::rename(&new, path).map_err(io_error("write", path))
+}
+
+/// Writes a new file in place of an old one, never through a link that stands there.
+fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}
+
+/// Encodes a path for use in a URL's query.
+fn percent_encode(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for &byte in bytes {
+        if byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte) {
+            text.push(char::from(byte));
+        } else {
+            text.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    text
+}
+
+/// Runs steps that wait for files and processes, off the runtime's threads.
+async fn blocking<T: Send + 'static>(
+    steps: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    match tokio::task::spawn_blocking(steps).await {
+        Ok(result) => result,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_with_odd_bytes_survives_in_a_url() {
+        assert_eq!(percent_encode(b"/tmp/a b&c=d%\xc3\xa9"), "/tmp/a%20b%26c%3Dd%25%C3%A9");
+    }
+
+    #[test]
+    fn a_log_is_cut_at_its_bound_and_its_newest_part_kept() {
+        let temp = tempfile::tempdir().unwrap();
+        let log = temp.path().join("pg.log");
+        rotate(&log, 10).unwrap();
+        fs::write(&log, "0123456789").unwrap();
+        rotate(&log, 10).unwrap();
+        assert_eq!(fs::read(&log).unwrap(), b"0123456789");
+        fs::write(&log, "abcdefgh0123456789").unwrap();
+        rotate(&log, 10).unwrap();
+        assert_eq!(fs::read(&log).unwrap(), b"");
+        assert_eq!(fs::read(temp.path().join("pg.log.1")).unwrap(), b"0123456789");
+    }
+}

@@ -1,0 +1,77 @@
+//! The two locks of a data directory: one puts starts and stops of the server in order, one says that a `satgres
+//! run` is at work. Both are `flock`s: they end with their process, however that ends, and nobody cleans up.
+
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use tracing::info;
+
+use super::{Error, account::Account, io_error, make_data_dir};
+
+/// Longest wait for another command that makes, starts or stops the server.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(900);
+
+/// The right to change the data: at most one `satgres run` per data directory holds it, until it is dropped.
+#[derive(Debug)]
+pub struct ServiceLock {
+    _file: File,
+}
+
+impl ServiceLock {
+    /// Takes the lock `DATA_DIR/run.lock`, without waiting.
+    ///
+    /// # Errors
+    /// [`Error::InService`] where another process holds it.
+    pub fn take(data_dir: &Path) -> Result<ServiceLock, Error> {
+        let data_dir = make_data_dir(data_dir)?;
+        let path = data_dir.join("run.lock");
+        let file = open_lock(&path)?;
+        if try_flock(&file).map_err(io_error("lock", &path))? {
+            Ok(ServiceLock { _file: file })
+        } else {
+            Err(Error::InService { data_dir })
+        }
+    }
+}
+
+/// Takes the lock that puts starts and stops in order; waits for whoever holds it.
+pub(super) fn lock(data_dir: &Path, account: &Account) -> Result<File, Error> {
+    let path = data_dir.join("satgres.lock");
+    let file = open_lock(&path)?;
+    account.hand_over(&path)?;
+    let began = Instant::now();
+    let mut told = false;
+    while !try_flock(&file).map_err(io_error("lock", &path))? {
+        let waited = began.elapsed();
+        if waited > LOCK_WAIT_MAX {
+            return Err(Error::Locked { data_dir: data_dir.to_owned(), seconds: waited.as_secs() });
+        }
+        if !told && waited > Duration::from_secs(2) {
+            told = true;
+            info!("waiting for another satgres command that starts or stops the server");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(file)
+}
+
+fn open_lock(path: &Path) -> Result<File, Error> {
+    let mut options = OpenOptions::new();
+    options.create(true).append(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    options.open(path).map_err(io_error("open", path))
+}
+
+/// Locks a file, without waiting; the lock ends with the file or the process, however that ends.
+fn try_flock(file: &File) -> io::Result<bool> {
+    // SAFETY: the descriptor is open for as long as `file` lives.
+    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    if error.kind() == io::ErrorKind::WouldBlock { Ok(false) } else { Err(error) }
+}

@@ -1,0 +1,157 @@
+//! The settings of the private server: declared as values with their reasons, rendered into `satgres.conf`.
+//!
+//! In: a list of [`Setting`] (a memory plan may supply its own) and a way to ask the server whether it knows a value.
+//! Out: the text of the file, which `postgresql.conf` includes before the user's own `user.conf`. Called by
+//! [`super::cluster`] at every start. It must never switch fsync off.
+
+use std::fmt::Write as _;
+
+/// What to do where the server refuses a setting's value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Otherwise {
+    /// Every supported server has it.
+    Required,
+    /// Use this value, which every supported server has.
+    Use(&'static str),
+    /// Leave the setting out.
+    Omit,
+}
+
+/// One line of `satgres.conf`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// PostgreSQL's name for it.
+    pub name: &'static str,
+    /// Value, unquoted.
+    pub value: String,
+    /// Why it differs from PostgreSQL's default, for whoever reads the file.
+    pub why: &'static str,
+    /// What to do where the server refuses `value`: anything but [`Otherwise::Required`] is probed.
+    pub otherwise: Otherwise,
+}
+
+impl Setting {
+    /// Makes a setting that every supported server has.
+    pub fn new(name: &'static str, value: impl Into<String>, why: &'static str) -> Setting {
+        Setting { name, value: value.into(), why, otherwise: Otherwise::Required }
+    }
+
+    fn or(self, otherwise: Otherwise) -> Setting {
+        Setting { otherwise, ..self }
+    }
+}
+
+/// The settings for a replay: bulk loading and index builds by this service alone.
+#[must_use]
+pub fn replay(cpus: usize) -> Vec<Setting> {
+    let workers = cpus.max(2).to_string();
+    vec![
+        Setting::new(
+            "wal_level",
+            "minimal",
+            "COPY into a table made in the same transaction then writes no WAL",
+        ),
+        Setting::new("max_wal_senders", "0", "wal_level = minimal demands it"),
+        Setting::new("shared_buffers", "128MB", "8 GB loads no faster: the memory serves the UTXO cache"),
+        Setting::new("maintenance_work_mem", "64MB", "16 to 64 MB sort as fast as more, once per build"),
+        Setting::new("max_wal_size", "4GB", "a checkpoint in mid-load is paid twice"),
+        Setting::new("checkpoint_timeout", "30min", "as above"),
+        Setting::new("wal_compression", "lz4", "less WAL for a few cycles").or(Otherwise::Use("pglz")),
+        Setting::new("default_toast_compression", "lz4", "large scripts and witnesses: faster than pglz")
+            .or(Otherwise::Omit),
+        Setting::new("synchronous_commit", "on", "a segment counts once it is on disk"),
+        Setting::new("max_connections", "100", "service, builds and readers"),
+        Setting::new("max_worker_processes", cpus.max(8).to_string(), "enough for every core"),
+        Setting::new("max_parallel_workers", workers, "one per core"),
+        Setting::new(
+            "max_parallel_maintenance_workers",
+            "0",
+            "one serial index build per core is fastest; the restore raises it where cores are left",
+        ),
+        Setting::new("autovacuum", "on", "small tables live; loaded segments are frozen already"),
+        Setting::new(
+            "client_connection_check_interval",
+            "1s",
+            "a killed service must not leave its statements running",
+        ),
+        Setting::new("jit", "off", "planning many partitions costs more than it gives"),
+        Setting::new("random_page_cost", "1.1", "solid state disks"),
+        Setting::new("effective_io_concurrency", "200", "solid state disks"),
+        Setting::new("track_io_timing", "off", "two clock calls per block read"),
+        Setting::new("huge_pages", "try", "fewer page table misses where the system grants them"),
+        Setting::new("log_min_messages", "warning", "the log is for people"),
+        Setting::new("log_line_prefix", "%m [%p] %a ", "when, which process, which program"),
+        Setting::new("log_lock_waits", "on", "an operator should see them"),
+        Setting::new("cluster_name", "satgres", "shown by ps"),
+    ]
+}
+
+/// Settles what the server cannot do: `knows(name, value)` says whether it accepts a value.
+pub fn settle(settings: &[Setting], mut knows: impl FnMut(&str, &str) -> bool) -> Vec<Setting> {
+    settings
+        .iter()
+        .filter_map(|setting| match setting.otherwise {
+            Otherwise::Required => Some(setting.clone()),
+            _ if knows(setting.name, &setting.value) => Some(setting.clone()),
+            Otherwise::Use(value) => Some(Setting { value: value.to_owned(), ..setting.clone() }),
+            Otherwise::Omit => None,
+        })
+        .collect()
+}
+
+/// Renders the file, one setting a line, each under its reason.
+#[must_use]
+pub fn render(settings: &[Setting]) -> String {
+    let mut text = String::from(
+        "# Written by satgres at every start: changes here are lost. Put your own into user.conf, which wins.\n",
+    );
+    for setting in settings {
+        let value = setting.value.replace('\\', "\\\\").replace('\'', "''");
+        write!(text, "\n# {}\n{} = '{value}'\n", setting.why, setting.name).expect("a String takes any text");
+    }
+    text
+}
+
+/// What a fresh `user.conf` says.
+pub const USER_CONF: &str = "\
+# Your own PostgreSQL settings for this cluster. They win over satgres.conf and satgres never changes this file.
+# They take effect at the next start of `satgres run`, or after `satgres pg stop`.
+# This server trusts whoever can connect: before you set listen_addresses, change pg_hba.conf beside this file.
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_quoted_and_reasons_stand_above() {
+        let settings = [
+            Setting::new("unix_socket_directories", "/tmp/it's", "private"),
+            Setting::new("wal_level", "minimal", "no WAL"),
+        ];
+        let text = render(&settings);
+        assert!(text.ends_with(
+            "\n# private\nunix_socket_directories = '/tmp/it''s'\n\n# no WAL\nwal_level = 'minimal'\n"
+        ));
+    }
+
+    #[test]
+    fn a_server_without_lz4_gets_pglz_and_no_toast_setting() {
+        let value = |settings: &[Setting], name: &str| {
+            settings.iter().find(|it| it.name == name).map(|it| it.value.clone())
+        };
+        let with = settle(&replay(2), |_, _| true);
+        assert_eq!(value(&with, "wal_compression").as_deref(), Some("lz4"));
+        assert_eq!(value(&with, "default_toast_compression").as_deref(), Some("lz4"));
+        let without = settle(&replay(2), |_, value| value != "lz4");
+        assert_eq!(value(&without, "wal_compression").as_deref(), Some("pglz"));
+        assert_eq!(value(&without, "default_toast_compression"), None);
+    }
+
+    #[test]
+    fn durability_is_never_traded() {
+        let settings = replay(8);
+        assert!(settings.iter().all(|it| it.name != "fsync" && it.name != "full_page_writes"));
+        assert!(settings.iter().any(|it| it.name == "synchronous_commit" && it.value == "on"));
+    }
+}

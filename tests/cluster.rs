@@ -1,0 +1,288 @@
+//! The private PostgreSQL against the real server: made, adopted, stopped, killed, interrupted, contended.
+
+mod support;
+
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use satgres::pg::{
+    cluster::{Cluster, Error, Options, ServiceLock},
+    conf::Setting,
+    pool,
+};
+use support::{DataDir, is_postgres, is_root, signal, wait_until};
+
+async fn query(cluster: &Cluster, sql: &str) -> String {
+    let pool = pool::pool(cluster.pg_config(), 1).unwrap();
+    let client = pool.get().await.unwrap();
+    client.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+async fn setting(cluster: &Cluster, name: &str) -> String {
+    query(cluster, &format!("select current_setting('{name}')")).await
+}
+
+#[tokio::test]
+async fn first_start_makes_a_private_server_and_the_second_adopts_it() {
+    let dir = DataDir::new();
+    let cluster = Cluster::start(dir.options()).await.unwrap();
+    assert_eq!(query(&cluster, "select current_database()::text").await, "satgres");
+    assert_eq!(query(&cluster, "select current_user::text").await, "satgres");
+    let sql = "select pg_encoding_to_char(encoding) || ' ' || datcollate from pg_database where datname = 'satgres'";
+    assert_eq!(query(&cluster, sql).await, "UTF8 C");
+    for (name, value) in [
+        ("listen_addresses", ""),
+        ("wal_level", "minimal"),
+        ("fsync", "on"),
+        ("wal_segment_size", "64MB"),
+        ("shared_buffers", "128MB"),
+        ("application_name", "satgres"),
+        ("max_wal_size", "4GB"),
+    ] {
+        assert_eq!(setting(&cluster, name).await, value, "{name}");
+    }
+    let run = fs::metadata(dir.path().join("run")).unwrap();
+    assert_eq!(run.mode() & 0o777, 0o700);
+    assert_eq!(cluster.postmaster().socket_dir, fs::canonicalize(dir.path()).unwrap().join("run"));
+
+    let again = Cluster::start(dir.options()).await.unwrap();
+    assert_eq!(again.postmaster(), cluster.postmaster());
+    let conf = fs::read_to_string(dir.pg_dir().join("postgresql.conf")).unwrap();
+    assert_eq!(conf.matches("include 'satgres.conf'").count(), 1);
+
+    assert!(Cluster::stop(dir.path().into()).await.unwrap());
+    assert!(!is_postgres(cluster.postmaster().pid));
+    assert!(!Cluster::stop(dir.path().into()).await.unwrap());
+}
+
+#[tokio::test]
+async fn stopping_what_was_never_made_makes_nothing() {
+    let dir = DataDir::new();
+    assert!(!Cluster::stop(dir.path().into()).await.unwrap());
+    assert!(!dir.path().exists());
+}
+
+#[tokio::test]
+async fn a_killed_server_is_started_again_although_a_backend_lives_on() {
+    let dir = DataDir::new();
+    let cluster = Cluster::start(dir.options()).await.unwrap();
+    let pool = pool::pool(cluster.pg_config(), 2).unwrap();
+    let busy = pool.get().await.unwrap();
+    busy.batch_execute("create table kept (n int); insert into kept values (42)").await.unwrap();
+    let backend: i32 = busy.query_one("select pg_backend_pid()", &[]).await.unwrap().get(0);
+    // A backend that computes notices its server's death only at the end of its statement.
+    let loop_sql = "do $$ begin perform count(*) from generate_series(1, 40000000) a; end $$";
+    let task = tokio::spawn(async move { busy.batch_execute(loop_sql).await });
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    signal(cluster.postmaster().pid, libc::SIGKILL);
+    wait_until("the server is gone", || !is_postgres(cluster.postmaster().pid));
+    assert!(dir.pid().is_some(), "a killed server leaves its pid file");
+
+    let again = Cluster::start(dir.options()).await.unwrap();
+    assert_ne!(again.postmaster().pid, cluster.postmaster().pid);
+    assert!(!is_postgres(backend), "the orphan is gone before the new server starts");
+    assert_eq!(query(&again, "select n::text from kept").await, "42");
+    let _ = task.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_pid_file_whose_number_another_program_has_is_not_believed() {
+    let dir = DataDir::new();
+    let cluster = Cluster::start(dir.options()).await.unwrap();
+    let file = dir.pg_dir().join("postmaster.pid");
+    let text = fs::read_to_string(&file).unwrap();
+    Cluster::stop(dir.path().into()).await.unwrap();
+
+    // Another program of the server's user, so that PostgreSQL itself would believe the file.
+    let owner = fs::metadata(dir.pg_dir()).unwrap();
+    let mut stranger = std::process::Command::new("sleep");
+    std::os::unix::process::CommandExt::uid(stranger.arg("60"), owner.uid());
+    let mut stranger = stranger.spawn().unwrap();
+    let stale = text.replacen(&cluster.postmaster().pid.to_string(), &stranger.id().to_string(), 1);
+    fs::write(&file, stale).unwrap();
+    assert!(!Cluster::stop(dir.path().into()).await.unwrap(), "nothing of ours to stop");
+    assert!(stranger.try_wait().unwrap().is_none(), "the other program lives on");
+    let again = Cluster::start(dir.options()).await.unwrap();
+    assert_eq!(setting(&again, "cluster_name").await, "satgres");
+    stranger.kill().unwrap();
+    stranger.wait().unwrap();
+}
+
+#[tokio::test]
+async fn a_server_of_another_directory_is_left_alone() {
+    let (one, other) = (DataDir::new(), DataDir::new());
+    let of_one = Cluster::start(one.options()).await.unwrap();
+    let of_other = Cluster::start(other.options()).await.unwrap();
+    assert_ne!(of_one.postmaster(), of_other.postmaster());
+    // A copied data directory brings the pid file of a server that works elsewhere.
+    Cluster::stop(other.path().into()).await.unwrap();
+    fs::copy(one.pg_dir().join("postmaster.pid"), other.pg_dir().join("postmaster.pid")).unwrap();
+    assert!(!Cluster::stop(other.path().into()).await.unwrap());
+    let again = Cluster::start(other.options()).await.unwrap();
+    assert_ne!(again.postmaster().pid, of_one.postmaster().pid);
+    assert!(is_postgres(of_one.postmaster().pid));
+}
+
+#[tokio::test]
+async fn an_interrupted_initdb_is_done_again() {
+    let dir = DataDir::new();
+    fs::create_dir_all(dir.path().join("pg.new/base/1")).unwrap();
+    fs::write(dir.path().join("pg.new/PG_VERSION"), "15\n").unwrap();
+    let cluster = Cluster::start(dir.options()).await.unwrap();
+    assert_eq!(query(&cluster, "select 'up'").await, "up");
+    assert!(!dir.path().join("pg.new").exists());
+}
+
+#[tokio::test]
+async fn a_directory_that_is_no_cluster_is_neither_used_nor_removed() {
+    let dir = DataDir::new();
+    fs::create_dir_all(dir.pg_dir()).unwrap();
+    fs::write(dir.pg_dir().join("precious"), "mine").unwrap();
+    let error = Cluster::start(dir.options()).await.unwrap_err();
+    assert!(matches!(error, Error::NotACluster { .. }), "{error}");
+    assert_eq!(fs::read_to_string(dir.pg_dir().join("precious")).unwrap(), "mine");
+}
+
+#[tokio::test]
+async fn a_path_too_long_for_a_socket_gets_a_private_directory_elsewhere() {
+    let dir = DataDir::below(Path::new(&"d".repeat(120)));
+    let cluster = Cluster::start(dir.options()).await.unwrap();
+    assert_eq!(query(&cluster, "select 'up'").await, "up");
+    let socket_dir = cluster.postmaster().socket_dir.clone();
+    assert!(!socket_dir.starts_with(dir.path()));
+    assert_eq!(fs::metadata(&socket_dir).unwrap().mode() & 0o777, 0o700);
+    let again = Cluster::start(dir.options()).await.unwrap();
+    assert_eq!(again.postmaster(), cluster.postmaster());
+
+    // Somebody else's directory of that name is not trusted.
+    Cluster::stop(dir.path().into()).await.unwrap();
+    fs::set_permissions(&socket_dir, fs::Permissions::from_mode(0o777)).unwrap();
+    let error = Cluster::start(dir.options()).await.unwrap_err();
+    assert!(error.to_string().contains("other users may enter it"), "{error}");
+    fs::remove_dir_all(&socket_dir).unwrap();
+}
+
+#[tokio::test]
+async fn a_cluster_of_another_major_version_is_refused_with_the_way_out() {
+    let dir = DataDir::new();
+    Cluster::start(dir.options()).await.unwrap();
+    Cluster::stop(dir.path().into()).await.unwrap();
+    fs::write(dir.pg_dir().join("PG_VERSION"), "13\n").unwrap();
+    let error = Cluster::start(dir.options()).await.unwrap_err().to_string();
+    assert!(error.contains("was made by PostgreSQL 13, but the programs in"), "{error}");
+    assert!(error.contains("--pg-bin /usr/lib/postgresql/13/bin"), "{error}");
+}
+
+#[tokio::test]
+async fn the_users_own_settings_win_and_a_change_restarts_only_where_it_must() {
+    let dir = DataDir::new();
+    let options = Options { reconfigure: true, ..dir.options() };
+    let mut cluster = Cluster::start(options.clone()).await.unwrap();
+    let pid = cluster.postmaster().pid;
+    let user_conf = dir.pg_dir().join("user.conf");
+    assert!(fs::read_to_string(&user_conf).unwrap().starts_with("# Your own PostgreSQL settings"));
+
+    // Nothing changed: nothing happens. A reloadable one: no restart.
+    assert!(!cluster.reconfigure(options.settings.clone()).await.unwrap());
+    fs::write(&user_conf, "random_page_cost = 3\n").unwrap();
+    assert!(!cluster.reconfigure(options.settings.clone()).await.unwrap());
+    assert_eq!(cluster.postmaster().pid, pid);
+
+    fs::write(&user_conf, "shared_buffers = '64MB'\nrandom_page_cost = 3\n").unwrap();
+    // A command that only reads adopts the server as it is.
+    assert_eq!(Cluster::start(dir.options()).await.unwrap().postmaster().pid, pid);
+    let cluster = Cluster::start(options.clone()).await.unwrap();
+    assert_ne!(cluster.postmaster().pid, pid);
+    assert_eq!(setting(&cluster, "shared_buffers").await, "64MB");
+    assert_eq!(setting(&cluster, "random_page_cost").await, "3");
+
+    // Another plan's settings, and one taken away again.
+    let mut more = options.settings.clone();
+    more.push(Setting::new("max_locks_per_transaction", "128", "a test"));
+    let mut cluster = cluster;
+    assert!(cluster.reconfigure(more).await.unwrap());
+    assert_eq!(setting(&cluster, "max_locks_per_transaction").await, "128");
+    assert!(cluster.reconfigure(options.settings.clone()).await.unwrap());
+    assert_eq!(setting(&cluster, "max_locks_per_transaction").await, "64");
+
+    fs::write(&user_conf, "shared_bufers = '64MB'\n").unwrap();
+    let error = cluster.reconfigure(options.settings.clone()).await.unwrap_err().to_string();
+    assert!(error.contains("user.conf, line 1: shared_bufers"), "{error}");
+    fs::write(&user_conf, "shared_buffers = 'much'\n").unwrap();
+    let error = cluster.reconfigure(options.settings.clone()).await.unwrap_err().to_string();
+    assert!(error.contains("user.conf, line 1: shared_buffers"), "{error}");
+    assert_eq!(query(&cluster, "select 'still up'").await, "still up");
+}
+
+#[tokio::test]
+async fn a_start_that_fails_shows_the_end_of_the_log() {
+    let dir = DataDir::new();
+    Cluster::start(dir.options()).await.unwrap();
+    Cluster::stop(dir.path().into()).await.unwrap();
+    fs::write(dir.pg_dir().join("user.conf"), "shared_buffers = 'much'\n").unwrap();
+    let error = Cluster::start(dir.options()).await.unwrap_err().to_string();
+    assert!(error.contains("PostgreSQL did not start"), "{error}");
+    assert!(error.contains("invalid value for parameter \"shared_buffers\": \"much\""), "{error}");
+}
+
+#[tokio::test]
+async fn a_directory_made_by_root_is_handed_over_and_a_closed_one_above_it_is_named() {
+    if !is_root() {
+        eprintln!("skipped: only root hands a directory over");
+        return;
+    }
+    let dir = DataDir::new();
+    fs::create_dir(dir.path()).unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    let cluster = Cluster::start(dir.options()).await.unwrap();
+    let server = fs::metadata(format!("/proc/{}", cluster.postmaster().pid)).unwrap();
+    assert_ne!(server.uid(), 0);
+    assert_eq!(fs::metadata(dir.pg_dir()).unwrap().uid(), server.uid());
+    for file in ["PG_VERSION", "postgresql.conf", "satgres.conf", "user.conf"] {
+        assert_eq!(fs::metadata(dir.pg_dir().join(file)).unwrap().uid(), server.uid(), "{file}");
+    }
+    assert_eq!(fs::metadata(dir.path().join("pg.log")).unwrap().uid(), server.uid());
+
+    let below = DataDir::below(Path::new("closed/data"));
+    let closed: PathBuf = below.parent().join("closed");
+    fs::create_dir(&closed).unwrap();
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).unwrap();
+    let error = Cluster::start(below.options()).await.unwrap_err().to_string();
+    let named = format!("who may not enter {}\n", fs::canonicalize(&closed).unwrap().display());
+    assert!(error.contains(&named), "{error}");
+    assert!(error.contains("choose a --data-dir elsewhere"), "{error}");
+
+    // A directory with other people's files in it is not taken from them.
+    let full = DataDir::new();
+    fs::create_dir(full.path()).unwrap();
+    fs::write(full.path().join("letter"), "private").unwrap();
+    fs::set_permissions(full.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    let error = Cluster::start(full.options()).await.unwrap_err();
+    assert!(matches!(error, Error::Account(_)), "{error}");
+    assert_eq!(fs::metadata(full.path()).unwrap().uid(), 0);
+}
+
+#[tokio::test]
+async fn only_one_run_may_work_on_a_data_directory() {
+    let dir = DataDir::new();
+    let held = ServiceLock::take(dir.path()).unwrap();
+    assert!(matches!(ServiceLock::take(dir.path()), Err(Error::InService { .. })));
+    drop(held);
+    ServiceLock::take(dir.path()).unwrap();
+}
+
+#[tokio::test]
+async fn a_copy_connection_leaves_the_pool_free_for_others() {
+    let dir = DataDir::new();
+    let cluster = Cluster::start(dir.options()).await.unwrap();
+    let pool = pool::pool(cluster.pg_config(), 1).unwrap();
+    let copy = pool::connect_copy(&pool).await.unwrap();
+    copy.batch_execute("set work_mem = '7MB'").await.unwrap();
+    let control = pool.get().await.unwrap();
+    let work_mem: String = control.query_one("show work_mem", &[]).await.unwrap().get(0);
+    assert_eq!(work_mem, "4MB");
+    assert_eq!(copy.query_one("show work_mem", &[]).await.unwrap().get::<_, String>(0), "7MB");
+}
