@@ -1,1 +1,3 @@
 //! Satgres
+
+pub mod chaingen;
