@@ -22,3 +22,5 @@ pub mod replay;
 pub mod rows;
 pub mod source;
 pub mod verify;
+
+pub mod chaingen;
