@@ -132,12 +132,17 @@ create view chain.utxos as
     select o.tx_num, o.value, o.script_hash, o.vout, o.script
     from chain.outputs o
     where o.tx_num <> 0
+      and o.tx_num >> 16 <= (select max(b.height) from chain.blocks b)
       and substr(o.script, 1, 1) <> '\x6a'::bytea
       and octet_length(o.script) <= 10000
       and not exists (
           select from chain.inputs i
-          where i.prev_tx_num = o.tx_num and i.prev_vout = o.vout and i.tx_num >= o.tx_num)
-      and not exists (
-          select from chain.overwritten w
-          where w.tx_num = o.tx_num and w.vout = o.vout);
-comment on view chain.utxos is 'The unspent outputs, as Bitcoin Core''s gettxoutsetinfo counts them: without the genesis output, scripts that begin with OP_RETURN or exceed 10,000 bytes, and overwritten ones.';
+          where i.prev_tx_num = o.tx_num and i.prev_vout = o.vout and i.tx_num >= o.tx_num
+            and i.tx_num >> 16 <= (select max(b.height) from chain.blocks b))
+      and (o.tx_num, o.vout) not in (select w.tx_num, w.vout from chain.overwritten w);
+comment on view chain.utxos is 'The unspent outputs at the tip, as Bitcoin Core''s gettxoutsetinfo counts them: without the genesis output, scripts that begin with OP_RETURN or exceed 10,000 bytes, and overwritten ones.';
+comment on column chain.utxos.tx_num is 'The transaction that made this output.';
+comment on column chain.utxos.value is 'Amount, satoshis.';
+comment on column chain.utxos.script_hash is 'First 16 bytes of sha256(script), in order: chain.script_hash(script).';
+comment on column chain.utxos.vout is 'Index of the output in its transaction, from 0.';
+comment on column chain.utxos.script is 'scriptPubKey, exact bytes.';
