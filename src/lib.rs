@@ -10,7 +10,9 @@
 //! 6. [`replay`] is the main path that calls all these; [`profile`] tells how long each phase took;
 //! 7. [`verify`] proves that the result is what it should be.
 
+pub mod cli;
 pub mod config;
+pub mod error;
 pub mod logging;
 pub mod network;
 
@@ -20,6 +22,7 @@ pub mod prevouts;
 pub mod profile;
 pub mod replay;
 pub mod rows;
+pub mod service;
 pub mod source;
 pub mod verify;
 

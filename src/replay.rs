@@ -158,6 +158,14 @@ pub async fn run(pool: &Pool, options: &ReplayOptions, profile: &Profile) -> Res
     }
 }
 
+/// Looks whether there are block files at all, before anything is made.
+///
+/// # Errors
+/// A missing or empty directory, or a key of a wrong size.
+pub fn check_source(blocks_dir: &std::path::Path, network: Network) -> Result<(), SourceError> {
+    BlockFiles::open(blocks_dir, network).map(|_| ())
+}
+
 async fn scan(files: &Arc<BlockFiles>, threads: usize) -> Result<HeaderTree, ReplayError> {
     let start = Instant::now();
     let for_thread = Arc::clone(files);

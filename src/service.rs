@@ -1,0 +1,157 @@
+//! What the commands do, from a data directory to a result: each a short list of steps.
+//!
+//! In: settings. Out: a running server with a queryable chain, or the result of a check. Called by the command line only.
+//! The private server outlives every command but `pg stop`.
+
+use deadpool_postgres::Pool;
+use tracing::{info, warn};
+
+use crate::config::{Detail, Settings};
+use crate::error::Error;
+use crate::pg::cluster::{Cluster, ServiceLock};
+use crate::pg::schema::{self, Facts};
+use crate::pg::{objects, pool, validate};
+use crate::profile::{Figures, Profile};
+use crate::replay::{self, ReplayOptions};
+use crate::rows::Store;
+use crate::verify::{Check, TableDigest, UtxoSetInfo};
+
+/// Connections at most: four fill tables, two build indexes a core, the others control.
+const CONNECTIONS_MAX: usize = 40;
+
+/// Loads what the block files hold and keeps it queryable; ends when that is so, or on a signal.
+///
+/// # Errors
+/// [`Error`], by who must act.
+pub async fn run(settings: &Settings) -> Result<(), Error> {
+    let profile = Profile::start();
+    let _at_work = ServiceLock::take(&settings.data_dir)?;
+    replay::check_source(&settings.blocks_dir, settings.network)?;
+    let cluster = Cluster::start(settings.cluster_options(true)).await?;
+    let pool = pool::pool(cluster.pg_config(), CONNECTIONS_MAX)?;
+    install(&cluster, &pool, settings).await?;
+
+    let ending = signal();
+    let synced = tokio::select! {
+        synced = sync(&pool, settings, &profile) => synced.map(Some),
+        () = ending => Ok(None),
+    };
+    if synced?.is_none() {
+        info!("ended by a signal; the same command goes on from the last finished segment");
+        return Err(Error::Interrupted);
+    }
+    if settings.until_synced {
+        return Ok(());
+    }
+    keep(&pool).await
+}
+
+/// Replays, and tells when everything is queryable.
+async fn sync(pool: &Pool, settings: &Settings, profile: &Profile) -> Result<(), Error> {
+    let outcome = replay::run(pool, &replay_options(settings), profile).await?;
+    let client = pool.get().await.map_err(pool::Error::from)?;
+    let figures = Figures { height: Some(outcome.tip_height), ..Figures::default() };
+    profile.reached("Entered LIVE sync from start state", figures).record(&client).await;
+    Ok(())
+}
+
+/// Stays until a signal; validates in the background what was added NOT VALID.
+async fn keep(pool: &Pool) -> Result<(), Error> {
+    info!("all that the block files hold is queryable; newer blocks are loaded at the next start");
+    let client = pool.get().await.map_err(pool::Error::from)?;
+    let validated = tokio::select! {
+        validated = validate::validate_all(&client) => Some(validated?),
+        () = signal() => None,
+    };
+    if let Some(faults) = validated {
+        for fault in faults {
+            warn!(fault, "a constraint does not hold");
+        }
+        signal().await;
+    }
+    info!("ended by a signal; PostgreSQL goes on, `satgres pg stop` ends it");
+    Ok(())
+}
+
+async fn install(cluster: &Cluster, pool: &Pool, settings: &Settings) -> Result<(), Error> {
+    let mut client = pool.get().await.map_err(pool::Error::from)?;
+    let facts = Facts {
+        network: settings.network,
+        store_witness: settings.store.witness,
+        store_script_sig: settings.store.script_sig,
+    };
+    schema::install(cluster, &mut client, &facts).await?;
+    objects::ensure_parents(&client).await?;
+    Ok(())
+}
+
+fn replay_options(settings: &Settings) -> ReplayOptions {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    ReplayOptions {
+        blocks_dir: settings.blocks_dir.clone(),
+        network: settings.network,
+        segment_bytes: settings.replay.segment_bytes,
+        batch_bytes: settings.replay.batch_bytes,
+        pipeline_bytes: settings.replay.pipeline_bytes,
+        threads: settings.replay.threads,
+        builds_max: cpus,
+        store: Store {
+            witness: settings.store.witness == Detail::Full,
+            script_sig: settings.store.script_sig == Detail::Full,
+        },
+    }
+}
+
+/// Checks everything; each result is handed over as it ends.
+///
+/// # Errors
+/// [`Error::VerifyFailed`] if anything does not hold; others if it could not be checked.
+pub async fn verify(settings: &Settings, each: impl FnMut(&Check)) -> Result<(), Error> {
+    let pool = open(settings).await?;
+    let checks = crate::verify::verify(&pool, each).await?;
+    let failed = checks.iter().filter(|check| !check.is_ok()).count();
+    if failed > 0 { Err(Error::VerifyFailed { failed }) } else { Ok(()) }
+}
+
+/// Computes the digest of each table.
+///
+/// # Errors
+/// [`Error`].
+pub async fn digest(settings: &Settings) -> Result<Vec<TableDigest>, Error> {
+    Ok(crate::verify::digest(&open(settings).await?).await?)
+}
+
+/// Computes what Bitcoin Core's `gettxoutsetinfo` tells.
+///
+/// # Errors
+/// [`Error`].
+pub async fn utxo_set_info(settings: &Settings) -> Result<UtxoSetInfo, Error> {
+    Ok(crate::verify::utxo_set_info(&open(settings).await?).await?)
+}
+
+/// Starts the private server if it is down; the database must have been made by `run`.
+async fn open(settings: &Settings) -> Result<Pool, Error> {
+    let cluster = Cluster::start(settings.cluster_options(false)).await?;
+    let pool = pool::pool(cluster.pg_config(), CONNECTIONS_MAX)?;
+    let client = pool.get().await.map_err(pool::Error::from)?;
+    if schema::recorded_network(&client).await?.is_none() {
+        return Err(Error::NothingLoaded { data_dir: settings.data_dir.clone() });
+    }
+    drop(client);
+    Ok(pool)
+}
+
+/// Waits for SIGINT or SIGTERM.
+async fn signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
+        (Ok(mut interrupt), Ok(mut terminate)) => {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        }
+        // Without handlers the signals keep their default: they end the process.
+        _ => std::future::pending().await,
+    }
+}
