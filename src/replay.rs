@@ -268,7 +268,7 @@ async fn load(
         store: options.store,
         network: options.network,
     };
-    let mut pipeline = Pipeline::start(Arc::clone(chain), segments.clone(), set, key, &pipeline_options);
+    let mut pipeline = Pipeline::start(chain, segments.clone(), set, &key, &pipeline_options);
     let display = show_load(&progress);
     let ended = load_segments(pool, &mut pipeline, &segments, loaded, profile, &progress).await;
     drop(display);
