@@ -181,7 +181,11 @@ impl Settings {
     }
 
     fn resolve_in(typed: &LowArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<Settings, Error> {
-        let from_file = match typed.config.clone().or_else(|| env("SATGRES_CONFIG").map(PathBuf::from)) {
+        let from_file = match typed
+            .config
+            .clone()
+            .or_else(|| env("SATGRES_CONFIG").filter(|it| !it.is_empty()).map(PathBuf::from))
+        {
             Some(path) => file::read(&path)?,
             None if Path::new(DEFAULT_FILE).exists() => file::read(Path::new(DEFAULT_FILE))?,
             None => BTreeMap::new(),

@@ -1,2 +1,5 @@
-//! Satgres
-fn main() {}
+//! The command `satgres`.
+
+fn main() -> std::process::ExitCode {
+    satgres::cli::main()
+}

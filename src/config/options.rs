@@ -69,9 +69,9 @@ pub const OPTIONS: &[OptionSpec] = &[
         "store.witness",
         "store-witness",
         "\"full\"",
-        "full or none: without witnesses a third less disk.",
+        "full or none: input witnesses; without them the database is smaller.",
     ),
-    option("store.script_sig", "store-script-sig", "\"full\"", "full or none: scripts of inputs."),
+    option("store.script_sig", "store-script-sig", "\"full\"", "full or none: input scripts."),
 ];
 
 impl OptionSpec {

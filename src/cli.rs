@@ -1,0 +1,358 @@
+//! The command line: what can be typed, and which part of the service does it.
+//!
+//! In: the arguments. Out: [`LowArgs`] for the settings, one call per command, an exit code. Only the results of
+//! commands go to standard output; everything said to people goes to standard error.
+
+use std::{
+    collections::BTreeMap,
+    error::Error as _,
+    io::Write as _,
+    os::unix::process::CommandExt as _,
+    path::PathBuf,
+    process::{self, ExitCode},
+};
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::{
+    config::{LowArgs, Settings},
+    error::Error,
+    exit_codes, logging,
+    pg::cluster::{Cluster, DATABASE, USER},
+};
+
+/// Keeps the whole Bitcoin chain in PostgreSQL.
+///
+/// Satgres reads the block files of your Bitcoin node, loads them into a PostgreSQL of its own, and lets you ask
+/// about them in SQL. Start with `satgres run`; it makes everything it needs.
+#[derive(Debug, Parser)]
+#[command(
+    name = "satgres",
+    version,
+    max_term_width = 110,
+    subcommand_required = true,
+    arg_required_else_help = true,
+    after_help = concat!(
+        "Examples:
+  satgres run --until-synced                       load ~/.bitcoin/blocks, then end
+  satgres run --network regtest --blocks-dir DIR   another network, another place
+  satgres psql -- -c 'select max(height) from chain.blocks'
+  psql \"$(satgres url)\"                            the same, with your own psql
+  satgres pg stop                                  stop the private PostgreSQL
+
+Every option may also stand in config/satgres.toml or in the environment: --data-dir is data_dir or
+SATGRES_DATA_DIR. The command line wins over the environment, which wins over the file.
+
+", exit_codes!())
+)]
+struct Cli {
+    #[command(flatten)]
+    global: GlobalArgs,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Options of every command.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Options of every command")]
+struct GlobalArgs {
+    /// Configuration file [default: config/satgres.toml, if there]
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Where the database is, one network each [default: /var/lib/satgres for root, else ~/.local/share/satgres]
+    #[arg(long, global = true, value_name = "DIR")]
+    data_dir: Option<String>,
+    /// PostgreSQL's programs, 15 or newer [default: $PG_BIN, pg_config's, or the highest installed]
+    #[arg(long, global = true, value_name = "DIR")]
+    pg_bin: Option<String>,
+    /// How much is logged to standard error: error, warn, info, debug, trace, or a filter [default: info]
+    #[arg(long, global = true, value_name = "LEVEL")]
+    log: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Load what the block files hold and keep it queryable: does whatever is missing
+    ///
+    /// Makes and starts a private PostgreSQL if there is none, loads the blocks, builds the indexes. After a crash or
+    /// a kill the same command goes on where it stopped.
+    #[command(after_help = concat!(
+        "Examples:
+  satgres run
+  satgres run --network signet --until-synced
+  satgres run --blocks-dir /mnt/node/blocks --data-dir /fast/satgres
+
+", exit_codes!()))]
+    Run(RunArgs),
+    /// Open psql on the database; what follows `--` is psql's
+    #[command(after_help = "Examples:
+  satgres psql                                     an interactive session
+  satgres psql -- -Atc 'select count(*) from chain.blocks'
+  satgres psql -- -f report.sql
+
+Standard output and the exit code are psql's own: 0 success, 1 a fatal error of psql's, 2 a lost connection,
+3 an error in a script with ON_ERROR_STOP set.")]
+    Psql {
+        /// Arguments for psql
+        #[arg(last = true, value_name = "ARGS")]
+        args: Vec<std::ffi::OsString>,
+    },
+    /// Print the connection string, for psql and any other client on this machine
+    #[command(after_help = "Example:
+  psql \"$(satgres url)\"")]
+    Url,
+    /// Start or stop the private PostgreSQL
+    Pg {
+        #[command(subcommand)]
+        command: PgCommand,
+    },
+    /// Check that the database holds what it should
+    ///
+    /// Heights, links, counts, prevouts, fees, rewards, indexes and constraints. Every failure is named on standard
+    /// output and gives exit code 5.
+    #[command(after_help = exit_codes!())]
+    Verify(VerifyArgs),
+    /// Generate a regtest chain with realistic transactions, as a node's block files
+    #[command(after_help = "Example:
+  satgres chaingen --blocks 1000 --txs-per-block 100 --seed 1 --out /tmp/chain
+  satgres run --network regtest --blocks-dir /tmp/chain --data-dir /tmp/satgres --until-synced")]
+    Chaingen(ChaingenArgs),
+    /// Show every setting in force and where it was given
+    Config(RunArgs),
+}
+
+#[derive(Debug, Subcommand)]
+enum PgCommand {
+    /// Start it if it is down; make it if there is none
+    Start,
+    /// Stop it if it runs: sessions are ended, nothing is lost
+    Stop,
+}
+
+#[derive(Debug, Args)]
+struct RunArgs {
+    /// The chain: main, test, testnet4, signet or regtest [default: main]
+    #[arg(long, value_name = "NAME")]
+    network: Option<String>,
+    /// The node's directory of blk*.dat files [default: ~/.bitcoin/blocks, or the network's below ~/.bitcoin]
+    #[arg(long, value_name = "DIR")]
+    blocks_dir: Option<String>,
+    /// End once all that the files hold is queryable; PostgreSQL goes on
+    #[arg(long)]
+    until_synced: bool,
+    /// Bytes of blocks in one partition, such as 50GiB; 0 makes one of every block [default: 50GiB]
+    #[arg(long, value_name = "SIZE")]
+    segment_bytes: Option<String>,
+    /// Threads that parse blocks [default: one per core]
+    #[arg(long, value_name = "N")]
+    threads: Option<String>,
+    /// Bytes of blocks that travel the pipeline together [default: 4MiB]
+    #[arg(long, value_name = "SIZE")]
+    batch_bytes: Option<String>,
+    /// Most memory between reading blocks and sending rows [default: 256MiB]
+    #[arg(long, value_name = "SIZE")]
+    pipeline_bytes: Option<String>,
+    /// Memory for the set of unspent outputs [default: auto]
+    #[arg(long, value_name = "SIZE")]
+    utxo_cache: Option<String>,
+    /// Store witnesses: full or none [default: full]
+    #[arg(long, value_name = "DETAIL")]
+    store_witness: Option<String>,
+    /// Store input scripts: full or none [default: full]
+    #[arg(long, value_name = "DETAIL")]
+    store_script_sig: Option<String>,
+}
+
+/// What `verify` is asked for besides its checks.
+#[derive(Debug, Clone, Args)]
+pub struct VerifyArgs {
+    /// Print one line `TABLE SHA256` per table instead, the same for the same chain however it was loaded
+    #[arg(long)]
+    pub digest: bool,
+    /// Print the hash of the UTXO set too, as Bitcoin Core's gettxoutsetinfo gives it
+    #[arg(long)]
+    pub utxo_hash: bool,
+}
+
+/// What `chaingen` generates.
+#[derive(Debug, Clone, Args)]
+pub struct ChaingenArgs {
+    /// Height of the tip
+    #[arg(long, value_name = "N")]
+    pub blocks: u32,
+    /// Transactions in a block, once there are coins to spend
+    #[arg(long, value_name = "M", default_value_t = 100)]
+    pub txs_per_block: u32,
+    /// The same arguments and seed give the same bytes
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    pub seed: u64,
+    /// Directory for blk00000.dat and so on; made if it is missing
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+}
+
+/// Runs the command that was typed and returns its exit code.
+pub fn main() -> ExitCode {
+    match dispatch(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            report(&error);
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+/// Says what happened, and why as far as it is known.
+fn report(error: &Error) {
+    let mut text = format!("error: {error}");
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text.push_str(&format!("\n  because: {inner}"));
+        cause = inner.source();
+    }
+    // Where standard error is closed nobody is left to tell.
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+fn dispatch(cli: Cli) -> Result<(), Error> {
+    let settings = Settings::resolve(&low_args(&cli))?;
+    logging::start(&settings.log);
+    match cli.command {
+        Command::Config(_) => print_config(&settings),
+        Command::Run(_) => block_on(run(&settings)),
+        Command::Verify(args) => block_on(verify(&settings, &args)),
+        Command::Chaingen(args) => chaingen(&args),
+        Command::Psql { args } => psql(&settings, &args),
+        Command::Url => {
+            let cluster = block_on(start(&settings))?;
+            print(&format!("{}\n", cluster.url()))
+        }
+        Command::Pg { command: PgCommand::Start } => block_on(start(&settings)).map(|_| ()),
+        Command::Pg { command: PgCommand::Stop } => block_on(stop(&settings)),
+    }
+}
+
+/// `satgres run`: the main path.
+async fn run(_settings: &Settings) -> Result<(), Error> {
+    Err(Error::NotThere { command: "run" })
+}
+
+/// `satgres verify`.
+async fn verify(settings: &Settings, _args: &VerifyArgs) -> Result<(), Error> {
+    start(settings).await?;
+    Err(Error::NotThere { command: "verify" })
+}
+
+/// `satgres chaingen`.
+fn chaingen(_args: &ChaingenArgs) -> Result<(), Error> {
+    Err(Error::NotThere { command: "chaingen" })
+}
+
+/// Starts the private server if it is down; a running one is taken as it is.
+async fn start(settings: &Settings) -> Result<Cluster, Error> {
+    Ok(Cluster::start(settings.cluster_options(false)).await?)
+}
+
+async fn stop(settings: &Settings) -> Result<(), Error> {
+    if !Cluster::stop(settings.data_dir.clone()).await? {
+        tracing::info!(data_dir = %settings.data_dir.display(), "no PostgreSQL was running");
+    }
+    Ok(())
+}
+
+/// Becomes psql, connected to the database: its output, signals and exit code are untouched.
+fn psql(settings: &Settings, args: &[std::ffi::OsString]) -> Result<(), Error> {
+    let cluster = block_on(start(settings))?;
+    let beside = cluster.binaries().program("psql");
+    let program = if beside.exists() { beside } else { PathBuf::from("psql") };
+    let server = cluster.postmaster();
+    let source = process::Command::new(&program)
+        .args(args)
+        .env("PGHOST", &server.socket_dir)
+        .env("PGPORT", server.port.to_string())
+        .env("PGUSER", USER)
+        .env("PGDATABASE", DATABASE)
+        .env_remove("PGHOSTADDR")
+        .env_remove("PGSERVICE")
+        .exec();
+    let what = format!("run {} (sudo apt-get install postgresql-client brings it)", program.display());
+    Err(Error::System { what, source })
+}
+
+/// `satgres config`: one line an option.
+fn print_config(settings: &Settings) -> Result<(), Error> {
+    let mut text = String::new();
+    for (option, value, origin) in settings.listing() {
+        text.push_str(&format!("{} = {value}  ({origin})\n", option.key));
+    }
+    print(&text)
+}
+
+fn print(text: &str) -> Result<(), Error> {
+    let mut stdout = std::io::stdout().lock();
+    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    written.map_err(|source| Error::System { what: "write to standard output".to_owned(), source })
+}
+
+/// Runs a command's async part to its end.
+fn block_on<T>(command: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|source| Error::System { what: "start the runtime".to_owned(), source })?;
+    runtime.block_on(command)
+}
+
+/// Collects what was typed, by key.
+fn low_args(cli: &Cli) -> LowArgs {
+    let mut values = BTreeMap::new();
+    let mut take = |key, text: &Option<String>| {
+        if let Some(text) = text {
+            values.insert(key, text.clone());
+        }
+    };
+    take("data_dir", &cli.global.data_dir);
+    take("pg_bin", &cli.global.pg_bin);
+    take("log", &cli.global.log);
+    if let Command::Run(args) | Command::Config(args) = &cli.command {
+        take("network", &args.network);
+        take("blocks_dir", &args.blocks_dir);
+        take("until_synced", &args.until_synced.then(|| "true".to_owned()));
+        take("replay.segment_bytes", &args.segment_bytes);
+        take("replay.threads", &args.threads);
+        take("replay.batch_bytes", &args.batch_bytes);
+        take("replay.pipeline_bytes", &args.pipeline_bytes);
+        take("replay.utxo_cache", &args.utxo_cache);
+        take("store.witness", &args.store_witness);
+        take("store.script_sig", &args.store_script_sig);
+    }
+    LowArgs { config: cli.global.config.clone(), values }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+    use crate::config::OPTIONS;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    /// Whoever adds an option to one of the two lists and not to the other sees it here.
+    #[test]
+    fn every_option_can_be_typed_and_reaches_the_settings() {
+        let mut typed = vec!["satgres".to_owned(), "run".to_owned()];
+        for option in OPTIONS {
+            typed.push(option.flag());
+            if option.key != "until_synced" {
+                typed.push("x".to_owned());
+            }
+        }
+        let low = low_args(&Cli::try_parse_from(typed).unwrap());
+        let keys: Vec<&str> = low.values.keys().copied().collect();
+        let mut expected: Vec<&str> = OPTIONS.iter().map(|option| option.key).collect();
+        expected.sort_unstable();
+        assert_eq!(keys, expected);
+    }
+}

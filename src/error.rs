@@ -1,0 +1,69 @@
+//! The one place that decides exit codes.
+//!
+//! In: any module's error that reached the command line. Out: a code by which scripts tell what to do next. Modules
+//! keep their own enums; this one only sorts them by who must act.
+
+use crate::{config, pg};
+
+/// Exit codes and their meaning, as `--help` lists them.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! exit_codes {
+    () => {
+        "Exit codes:
+  0  success
+  1  something failed that a human must look at
+  2  wrong usage or configuration
+  3  the block files are missing, damaged or invalid
+  4  PostgreSQL cannot be found, started or used, or refuses a statement
+  5  verify found that the database does not hold what it should
+`satgres psql` ends with psql's own exit code."
+    };
+}
+
+/// What reached the command line.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Wrong options.
+    #[error(transparent)]
+    Config(#[from] config::Error),
+    /// No server.
+    #[error(transparent)]
+    Cluster(#[from] pg::cluster::Error),
+    /// No connection.
+    #[error(transparent)]
+    Pool(#[from] pg::pool::Error),
+    /// No schema.
+    #[error(transparent)]
+    Schema(#[from] pg::schema::Error),
+    /// A statement failed.
+    #[error("PostgreSQL refused a statement")]
+    Postgres(#[from] tokio_postgres::Error),
+    /// A program or file of the system's.
+    #[error("cannot {what}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// A part of the service that this build lacks.
+    #[error("`satgres {command}` is not there yet")]
+    NotThere {
+        /// The command.
+        command: &'static str,
+    },
+}
+
+impl Error {
+    /// The exit code.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Error::System { .. } | Error::NotThere { .. } => 1,
+            Error::Cluster(pg::cluster::Error::InService { .. }) => 1,
+            Error::Config(_) | Error::Schema(pg::schema::Error::Mismatch { .. }) => 2,
+            Error::Cluster(_) | Error::Pool(_) | Error::Schema(_) | Error::Postgres(_) => 4,
+        }
+    }
+}
