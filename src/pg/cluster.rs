@@ -336,6 +336,7 @@ impl Cluster {
     /// Writes the settings and starts the server, which must be down.
     fn spawn(&self, settings: &[Setting]) -> Result<Postmaster, Error> {
         let socket_dir = socket::prepare(&self.data_dir, &self.account)?;
+        postmaster::clear_socket_lock(&socket_dir, socket::PORT)?;
         self.write_conf(settings, &socket_dir)?;
         let began = Instant::now();
         let program = self.binaries.program("postgres");

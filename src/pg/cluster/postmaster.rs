@@ -25,7 +25,7 @@ const READY_WAIT_MAX: Duration = Duration::from_secs(3600);
 /// Longest wait for a server that shuts down: it writes a checkpoint first.
 const STOP_WAIT_MAX: Duration = Duration::from_secs(600);
 /// How long processes that survived their server may take before they are told again, harder each time.
-const LEFTOVER_WAIT: Duration = Duration::from_secs(5);
+const LEFTOVER_WAIT: Duration = Duration::from_secs(3);
 /// Pause between two looks.
 const POLL: Duration = Duration::from_millis(10);
 /// Part of the server's log that a failed start shows, bytes.
@@ -155,7 +155,7 @@ fn processes(pg_dir: &Path) -> Vec<i32> {
 }
 
 /// Makes sure that nothing of an earlier server is in the way: waits for its orphaned backends, ends those that
-/// stay, removes a pid file whose process id now belongs to another program. Only where no server runs.
+/// stay, removes a pid file whose process id is taken. Only where no server runs.
 ///
 /// # Errors
 /// [`Error::Leftovers`].
@@ -183,11 +183,24 @@ pub(super) fn clear_leftovers(pg_dir: &Path) -> Result<(), Error> {
     if let Some(file) = read_pid_file(pg_dir)?
         && Path::new(&format!("/proc/{}", file.pid)).exists()
     {
-        // PostgreSQL itself removes a stale file, but not one whose number is in use again.
-        info!(pid = file.pid, "removing a pid file whose process id belongs to another program now");
+        // PostgreSQL itself removes a stale file, but not one whose number is in use: by another program, or by the
+        // dead server's own entry where nobody reaps it (as in many containers).
+        info!(pid = file.pid, "removing a stale pid file whose process id is taken");
         fs::remove_file(&path).map_err(|source| Error::Io { what: "remove", path, source })?;
     }
     Ok(())
+}
+
+/// Removes the socket's lock file that a killed server left: it names the same process id. Only where no server
+/// runs, and only in a directory that no other server uses.
+pub(super) fn clear_socket_lock(socket_dir: &Path, port: u16) -> Result<(), Error> {
+    let path = socket_dir.join(format!(".s.PGSQL.{port}.lock"));
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::Io { what: "remove", path, source: error })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Starts the server in a session of its own, so that it outlives satgres and Ctrl-C, and waits until it is ready.
