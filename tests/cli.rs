@@ -1,5 +1,7 @@
 //! The command line as a user meets it: output, exit codes, layers, and what happens when commands collide or die.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::{

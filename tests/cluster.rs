@@ -1,5 +1,7 @@
 //! The private PostgreSQL against the real server: made, adopted, stopped, killed, interrupted, contended.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::{

@@ -1,6 +1,6 @@
 //! A data directory of a test's own, whose server is ended with it.
 
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use std::{
     path::{Path, PathBuf},
