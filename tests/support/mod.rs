@@ -1,6 +1,6 @@
 //! A data directory of a test's own, whose server is ended with it.
 
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use std::{
     path::{Path, PathBuf},
@@ -78,8 +78,10 @@ pub fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
+/// Whether a live process bears the server's name; a dead one that nobody has reaped yet does not count.
 pub fn is_postgres(pid: i32) -> bool {
-    std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe.ends_with("postgres"))
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.contains("(postgres)") && !stat.contains("(postgres) Z")
 }
 
 pub fn signal(pid: i32, signal: i32) {
