@@ -9,10 +9,10 @@ use bitcoin::consensus::encode::serialize;
 use bitcoin::hashes::{Hash, HashEngine, sha256d};
 use bitcoin::{VarInt, Witness};
 
+use support::Satgres;
 use support::ground_truth::{self, BlockStats, GroundTruth, Script};
 use support::model::{self, Model};
 use support::rows::{self, BlockRow, InputRow, OutputRow, Rows, TransactionRow, hex, unhex, unhex_hash};
-use support::{Finished, Satgres};
 
 /// Puts dozens of segments into chains of three megabytes.
 const TINY_SEGMENTS: [&str; 2] = ["--segment-bytes", "64KiB"];
@@ -21,7 +21,9 @@ const GIB: u64 = 1 << 30;
 #[test]
 fn regtest_equals_the_node() {
     let Some(truth) = GroundTruth::open("regtest", "regtest/blocks", "regtest") else { return };
-    let Some(small_files) = GroundTruth::open("regtest-small-files", "regtest/blocks", "regtest") else { return };
+    let Some(small_files) = GroundTruth::open("regtest-small-files", "regtest/blocks", "regtest") else {
+        return;
+    };
     let satgres = Satgres::new();
 
     satgres.run("regtest", &truth.blocks_dir(), &[]);
@@ -51,7 +53,8 @@ fn mainnet_equals_the_node() {
     let satgres = Satgres::new();
 
     let finished = satgres.run("main", &truth.blocks_dir(), &[]);
-    assert!(last_profile_line(&finished).ends_with(" 4312"), "{}", last_profile_line(&finished));
+    let output = finished.output();
+    assert!(last_profile_line(&output).ends_with(" 4312"), "{}", last_profile_line(&output));
     assert_equals_node(&satgres, &truth);
     let digest = satgres.digest();
 
@@ -134,7 +137,9 @@ fn expect_block(rows: &mut Rows, block: &ground_truth::Block, tx_nums: &HashMap<
             let (vout, value, script) = (output.n, output.value.0, output.script_pubkey.bytes());
             rows.outputs.push(OutputRow { tx_num, vout, value, script });
         }
-        rows.inputs.extend((0..).zip(&transaction.vin).map(|(vin, input)| expected_input(tx_num, vin, input, tx_nums)));
+        rows.inputs.extend(
+            (0..).zip(&transaction.vin).map(|(vin, input)| expected_input(tx_num, vin, input, tx_nums)),
+        );
     }
     let fees = block.tx.iter().filter_map(|tx| tx.fee).map(|fee| i64::try_from(fee.0).unwrap()).sum();
     let claimed: u64 = block.tx[0].vout.iter().map(|output| output.value.0).sum();
@@ -172,7 +177,7 @@ fn expected_input(
         let (vout, value, script) = (input.vout.unwrap(), prevout.value.0, prevout.script_pubkey.bytes());
         OutputRow { tx_num: prev_tx_num, vout, value, script }
     });
-    let script_sig = input.coinbase.as_ref().or(input.script_sig.as_ref().map(|script| &script.hex)).unwrap();
+    let script_sig = input.coinbase.as_ref().or_else(|| Some(&input.script_sig.as_ref()?.hex)).unwrap();
     let items: Vec<Vec<u8>> = input.txinwitness.iter().map(|item| unhex(item)).collect();
     let witness = if items.is_empty() { Vec::new() } else { serialize(&Witness::from_slice(&items)) };
     InputRow { tx_num, vin, prevout, sequence: input.sequence, script_sig: unhex(script_sig), witness }
@@ -213,11 +218,13 @@ fn assert_names(satgres: &Satgres, blocks: &[ground_truth::Block]) {
         }
     }
     let got = satgres.copy(
-        "select tx_num, height, txid, encode(chain.reverse(chain.wtxid(tx_num)), 'hex'), vsize, is_coinbase \
+        "select tx_num, height, txid, chain.txid_hex(chain.wtxid(tx_num)), vsize, is_coinbase \
          from api.transactions order by tx_num",
     );
     rows::compare("api.transactions", &got, transactions.into_iter());
-    let got = satgres.copy("select tx_num, vout, txid, type, address, is_unspendable from api.outputs order by tx_num, vout");
+    let got = satgres.copy(
+        "select tx_num, vout, txid, type, address, is_unspendable from api.outputs order by tx_num, vout",
+    );
     rows::compare("api.outputs", &got, outputs.into_iter());
     let got = satgres.copy(
         "select i.tx_num, i.vin, i.txid, i.prev_txid, o.type, o.address, (select string_agg(encode(item, 'hex'), ',' order by n) \
@@ -231,17 +238,18 @@ fn assert_names(satgres: &Satgres, blocks: &[ground_truth::Block]) {
 /// The set of unspent outputs, row by row and by the hash that gettxoutsetinfo computes.
 fn assert_utxo_set(satgres: &Satgres, truth: &GroundTruth) {
     let got = satgres.copy(
-        "select concat_ws(',', encode(chain.reverse(t.txid), 'hex'), u.vout, u.value, \
+        "select concat_ws(',', chain.txid_hex(t.txid), u.vout, u.value, \
          (u.tx_num & 65535 = 0)::int, t.height, encode(u.script, 'hex')) \
          from chain.utxos u join chain.transactions t using (tx_num) \
-         order by encode(chain.reverse(t.txid), 'hex') collate \"C\", u.vout",
+         order by chain.txid_hex(t.txid) collate \"C\", u.vout",
     );
     rows::compare("UTXO set", &got, truth.utxo_set().into_iter());
 
     let summary = truth.summary();
     let tip = satgres.copy("select height, hash from api.blocks order by height desc limit 1");
     assert_eq!(tip, [format!("{}\t{}", summary.tip_height, summary.tip)]);
-    let coins: Vec<Vec<String>> = got.iter().map(|line| line.split(',').map(str::to_owned).collect()).collect();
+    let coins: Vec<Vec<String>> =
+        got.iter().map(|line| line.split(',').map(str::to_owned).collect()).collect();
     assert_eq!(coins.len(), summary.hash_serialized_3.txouts);
     assert_eq!(
         coins.iter().map(|coin| coin[2].parse::<u64>().unwrap()).sum::<u64>(),
@@ -349,7 +357,8 @@ fn assert_block_stats(satgres: &Satgres, truth: &GroundTruth) {
 }
 
 fn assert_stale_blocks(satgres: &Satgres, truth: &GroundTruth) {
-    let got = satgres.copy("select encode(hash, 'hex'), height, encode(header, 'hex') from chain.stale_blocks");
+    let got =
+        satgres.copy("select encode(hash, 'hex'), height, encode(header, 'hex') from chain.stale_blocks");
     let mut got: Vec<String> = got.into_iter().collect();
     got.sort();
     let stale = truth.stale_blocks();
@@ -375,7 +384,10 @@ fn decode_block(block: &ground_truth::Block) -> bitcoin::Block {
     let txdata: Vec<bitcoin::Transaction> = transactions.collect();
     let header = bitcoin::block::Header {
         version: bitcoin::block::Version::from_consensus(block.version),
-        prev_blockhash: block.previousblockhash.as_ref().map_or_else(bitcoin::BlockHash::all_zeros, |hash| hash.parse().unwrap()),
+        prev_blockhash: block
+            .previousblockhash
+            .as_ref()
+            .map_or_else(bitcoin::BlockHash::all_zeros, |hash| hash.parse().unwrap()),
         merkle_root: block.merkleroot.parse().unwrap(),
         time: block.time,
         bits: bitcoin::CompactTarget::from_consensus(u32::from_str_radix(&block.bits, 16).unwrap()),
@@ -388,6 +400,6 @@ fn segment_count(satgres: &Satgres) -> usize {
     satgres.value("select count(*) from ops.segments where state = 'attached'").parse().unwrap()
 }
 
-fn last_profile_line(finished: &Finished) -> String {
-    finished.output().lines().rfind(|line| line.contains("PROFILE: Entered LIVE sync")).unwrap().to_owned()
+fn last_profile_line(output: &str) -> &str {
+    output.lines().rfind(|line| line.contains("PROFILE: Entered LIVE sync")).unwrap()
 }

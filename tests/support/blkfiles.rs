@@ -87,9 +87,11 @@ impl BlkDir {
 
     /// Writes plain bytes at an offset, obfuscated as that place wants it.
     pub fn write_at(&self, number: u32, offset: u64, plain: &[u8]) {
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(self.file(number)).unwrap();
+        let file =
+            OpenOptions::new().create(true).truncate(false).write(true).open(self.file(number)).unwrap();
         let phase = usize::try_from(offset % 8).unwrap();
-        let bytes: Vec<u8> = plain.iter().zip(self.key.iter().cycle().skip(phase)).map(|(byte, key)| byte ^ key).collect();
+        let bytes: Vec<u8> =
+            plain.iter().zip(self.key.iter().cycle().skip(phase)).map(|(byte, key)| byte ^ key).collect();
         file.write_all_at(&bytes, offset).unwrap();
     }
 

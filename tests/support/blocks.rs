@@ -7,8 +7,8 @@ use bitcoin::absolute::LockTime;
 use bitcoin::block::{Header, Version};
 use bitcoin::hashes::Hash;
 use bitcoin::{
-    Amount, Block, BlockHash, CompactTarget, Network, OutPoint, ScriptBuf, Sequence, Transaction, TxIn, TxMerkleNode,
-    TxOut, Witness, transaction,
+    Amount, Block, BlockHash, CompactTarget, Network, OutPoint, ScriptBuf, Sequence, Transaction, TxIn,
+    TxMerkleNode, TxOut, Witness, transaction,
 };
 
 use super::model::{Model, subsidy};
@@ -150,8 +150,12 @@ impl Chain {
 
 /// A coinbase transaction as it is before a witness commitment is added.
 pub fn coinbase(script_sig: ScriptBuf, output: Vec<TxOut>) -> Transaction {
-    let input =
-        TxIn { previous_output: OutPoint::null(), script_sig, sequence: Sequence::MAX, witness: Witness::new() };
+    let input = TxIn {
+        previous_output: OutPoint::null(),
+        script_sig,
+        sequence: Sequence::MAX,
+        witness: Witness::new(),
+    };
     Transaction { version: transaction::Version(2), lock_time: LockTime::ZERO, input: vec![input], output }
 }
 

@@ -81,7 +81,8 @@ impl GroundTruth {
     }
 
     fn json_lines<T: DeserializeOwned>(&self, name: &str) -> Vec<T> {
-        let parse = |line: &str| serde_json::from_str(&quote_amounts(line)).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let parse =
+            |line: &str| serde_json::from_str(&quote_amounts(line)).unwrap_or_else(|e| panic!("{name}: {e}"));
         self.text(name).lines().map(parse).collect()
     }
 

@@ -16,3 +16,4 @@ pub mod blocks;
 pub mod ground_truth;
 pub mod model;
 pub mod rows;
+pub mod sample;

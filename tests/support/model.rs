@@ -106,7 +106,12 @@ impl Model {
         }
         for (vout, output) in transaction.output.iter().enumerate() {
             let vout = u32::try_from(vout).unwrap();
-            let row = OutputRow { tx_num, vout, value: output.value.to_sat(), script: output.script_pubkey.to_bytes() };
+            let row = OutputRow {
+                tx_num,
+                vout,
+                value: output.value.to_sat(),
+                script: output.script_pubkey.to_bytes(),
+            };
             self.rows.outputs.push(row.clone());
             let unspendable = tx_num == 0 || row.script.first() == Some(&0x6a) || row.script.len() > 10_000;
             if !unspendable && let Some(twin) = self.coins.insert(OutPoint { txid, vout }, row) {

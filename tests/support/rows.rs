@@ -85,8 +85,10 @@ const BLOCKS: &str = "select height, encode(hash, 'hex'), version, encode(merkle
      input_count, output_count, fees, subsidy, unclaimed, encode(chainwork, 'hex') from chain.blocks order by height";
 const TRANSACTIONS: &str = "select tx_num, height, fee, locktime, version, size, weight, input_count, output_count, \
      encode(txid, 'hex') from chain.transactions order by tx_num";
-const OUTPUTS: &str = "select tx_num, vout, value, script_hash, encode(script, 'hex') from chain.outputs order by tx_num, vout";
-const UTXOS: &str = "select tx_num, vout, value, script_hash, encode(script, 'hex') from chain.utxos order by tx_num, vout";
+const OUTPUTS: &str =
+    "select tx_num, vout, value, script_hash, encode(script, 'hex') from chain.outputs order by tx_num, vout";
+const UTXOS: &str =
+    "select tx_num, vout, value, script_hash, encode(script, 'hex') from chain.utxos order by tx_num, vout";
 const INPUTS: &str = "select tx_num, vin, prev_tx_num, prev_vout, value, script_hash, sequence, encode(script_sig, 'hex'), \
      encode(witness, 'hex') from chain.inputs order by tx_num, vin";
 const OVERWRITTEN: &str = "select tx_num, vout, by_tx_num from chain.overwritten order by tx_num, vout";
@@ -97,7 +99,11 @@ pub fn assert_chain(satgres: &Satgres, want: &Rows) {
     compare("transactions", &satgres.copy(TRANSACTIONS), want.transactions.iter().map(TransactionRow::line));
     compare("outputs", &satgres.copy(OUTPUTS), want.outputs.iter().map(OutputRow::line));
     compare("inputs", &satgres.copy(INPUTS), want.inputs.iter().map(InputRow::line));
-    compare("overwritten", &satgres.copy(OVERWRITTEN), want.overwritten.iter().map(|[a, b, c]| format!("{a}\t{b}\t{c}")));
+    compare(
+        "overwritten",
+        &satgres.copy(OVERWRITTEN),
+        want.overwritten.iter().map(|[a, b, c]| format!("{a}\t{b}\t{c}")),
+    );
     compare("utxos", &satgres.copy(UTXOS), want.utxos.iter().map(OutputRow::line));
 }
 
@@ -122,7 +128,9 @@ pub fn compare(what: &str, got: &[String], want: impl ExactSizeIterator<Item = S
 fn shorten(line: &str) -> String {
     let fields = line.split('\t').map(|field| match field.len() {
         0..=200 => field.to_owned(),
-        length => format!("{}…({length} characters, sha256 {})", &field[..60], sha256::Hash::hash(field.as_bytes())),
+        length => {
+            format!("{}…({length} characters, sha256 {})", &field[..60], sha256::Hash::hash(field.as_bytes()))
+        }
     });
     fields.collect::<Vec<_>>().join(" | ")
 }
@@ -181,7 +189,9 @@ impl InputRow {
     fn line(&self) -> String {
         let prevout = match &self.prevout {
             None => [NULL; 4].join("\t"),
-            Some(coin) => format!("{}\t{}\t{}\t{}", coin.tx_num, coin.vout, coin.value, script_hash(&coin.script)),
+            Some(coin) => {
+                format!("{}\t{}\t{}\t{}", coin.tx_num, coin.vout, coin.value, script_hash(&coin.script))
+            }
         };
         let (script_sig, witness) = (hex(&self.script_sig), hex(&self.witness));
         format!("{}\t{}\t{prevout}\t{}\t{script_sig}\t{witness}", self.tx_num, self.vin, self.sequence)

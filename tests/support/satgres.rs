@@ -35,7 +35,9 @@ impl Satgres {
     pub fn new() -> Self {
         // The server may run as another user, who has to get through here.
         let permissions = std::fs::Permissions::from_mode(0o755);
-        Self { dir: tempfile::Builder::new().prefix("satgres-test-").permissions(permissions).tempdir().unwrap() }
+        Self {
+            dir: tempfile::Builder::new().prefix("satgres-test-").permissions(permissions).tempdir().unwrap(),
+        }
     }
 
     pub fn data_dir(&self) -> PathBuf {
@@ -58,7 +60,11 @@ impl Satgres {
     pub fn run_expect_failure(&self, network: &str, blocks_dir: &Path, options: &[&str]) -> String {
         let finished = self.try_run(network, blocks_dir, options);
         let output = finished.output();
-        assert!(finished.status.code().is_some_and(|code| code != 0), "{}, not a failure:\n{output}", finished.status);
+        assert!(
+            finished.status.code().is_some_and(|code| code != 0),
+            "{}, not a failure:\n{output}",
+            finished.status
+        );
         assert!(!output.contains("panicked at"), "it panicked:\n{output}");
         assert!(!output.contains("Entered LIVE sync"), "it said that it is synced:\n{output}");
         output
@@ -104,7 +110,10 @@ impl Satgres {
         let lines: Vec<String> = finished.stdout.lines().map(str::to_owned).collect();
         let names: Vec<&str> = lines.iter().filter_map(|line| line.split(' ').next()).collect();
         assert_eq!(names, ["blocks", "transactions", "outputs", "inputs"], "{}", finished.stdout);
-        assert!(lines.iter().all(|line| line.split(' ').nth(1).is_some_and(|hash| hash.len() == 64)), "{lines:?}");
+        assert!(
+            lines.iter().all(|line| line.split(' ').nth(1).is_some_and(|hash| hash.len() == 64)),
+            "{lines:?}"
+        );
         lines
     }
 
