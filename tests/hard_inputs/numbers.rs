@@ -74,12 +74,12 @@ fn integers_at_their_limits_come_back_exactly() {
 fn amounts_from_nothing_to_the_most_that_a_chain_can_hold_come_back_exactly() {
     let mut chain = Chain::with_blocks(400);
     let coinbases: Vec<_> = (1..=300).map(|height| chain.coinbase_outpoint(height)).collect();
-    // 149 coinbases of 50 BTC and 151 of 25.
+    // 149 coinbases of 50 BTC, 150 of 25 and one of 12.5.
     let everything =
-        spend(&coinbases, vec![pay(1_122_500_000_000, script(&[0x51])), pay(0, script(&[0x52]))]);
+        spend(&coinbases, vec![pay(1_121_250_000_000, script(&[0x51])), pay(0, script(&[0x52]))]);
     let moved = spend(
         &[outpoint(&everything, 1), outpoint(&everything, 0)],
-        vec![pay(0, script(&[])), pay(1, script(&[0x52])), pay(1_122_499_999_999, script(&[0x53]))],
+        vec![pay(0, script(&[])), pay(1, script(&[0x52])), pay(1_121_249_999_999, script(&[0x53]))],
     );
     chain.mine_transactions(vec![everything.clone()]);
     chain.mine_transactions(vec![moved]);
@@ -89,11 +89,11 @@ fn amounts_from_nothing_to_the_most_that_a_chain_can_hold_come_back_exactly() {
     satgres.verify();
     assert_eq!(
         satgres.copy("select value from chain.outputs where tx_num = (402 << 16) + 1 order by vout"),
-        ["0", "1", "1122499999999"]
+        ["0", "1", "1121249999999"]
     );
     assert_eq!(
         satgres.copy("select value, fee from chain.inputs join chain.transactions using (tx_num) where tx_num = (402 << 16) + 1 order by vin"),
-        ["0\t0", "1122500000000\t0"]
+        ["0\t0", "1121250000000\t0"]
     );
 }
 
