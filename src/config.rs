@@ -283,7 +283,7 @@ impl Values {
             data_dir,
             pg_bin: self.get("pg_bin", parse_path)?,
             until_synced: self.get("until_synced", parse_bool)?.unwrap_or(false),
-            log: self.get("log", |text| crate::logging::check(text))?.unwrap_or_else(|| "info".to_owned()),
+            log: self.get("log", crate::logging::check)?.unwrap_or_else(|| "info".to_owned()),
             replay: ReplaySettings {
                 segment_bytes: self.get("replay.segment_bytes", size)?.unwrap_or(50 << 30),
                 threads: self.get("replay.threads", parse_threads)?.flatten().unwrap_or(cpus),

@@ -268,7 +268,7 @@ async fn load(
         store: options.store,
         network: options.network,
     };
-    let mut pipeline = Pipeline::start(Arc::clone(chain), segments.clone(), set, key, &pipeline_options);
+    let mut pipeline = Pipeline::start(chain, segments.clone(), set, &key, &pipeline_options);
     let display = show_load(&progress);
     let ended = load_segments(pool, &mut pipeline, &segments, loaded, profile, &progress).await;
     drop(display);
@@ -312,7 +312,7 @@ async fn leave_out(
 ) -> Result<(), ReplayError> {
     match error {
         PipelineError::Read(ReadError::Damaged { height, hash, file, offset, damage })
-            if chain.tree.find(&hash).is_some_and(|index| chain.tree.is_newest(index)) =>
+            if chain.is_unwritten(height)? =>
         {
             info!(height, file, offset, %damage, "the newest block is not fully written yet");
             unwritten.insert(hash);

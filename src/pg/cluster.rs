@@ -186,11 +186,10 @@ impl Cluster {
         let reconfigure = options.reconfigure;
         let settings = options.settings.clone();
         let (mut cluster, started, lock) = blocking(move || Cluster::start_process(&options)).await?;
-        cluster.check_identity().await?;
+        cluster.check_in().await?;
         if reconfigure && !started {
             cluster.reconfigure(settings).await?;
         }
-        cluster.create_database().await?;
         drop(lock);
         Ok(cluster)
     }
@@ -207,7 +206,7 @@ impl Cluster {
             }
             let account = Account::choose(&data_dir, &pg_dir)?;
             let _lock = lock(&data_dir, &account)?;
-            let Some(pid) = postmaster::running(&pg_dir)? else { return Ok(false) };
+            let Some(pid) = postmaster::running(&pg_dir, &account)? else { return Ok(false) };
             postmaster::stop(pid, &pg_dir)?;
             info!(pid, "PostgreSQL stopped");
             Ok(true)
@@ -316,17 +315,10 @@ impl Cluster {
 
         let log = log_path(&data_dir);
         rotate(&log, LOG_BYTES_MAX)?;
-        if let Some(pid) = postmaster::running(&pg_dir)? {
-            let postmaster = postmaster::adopt(pid, &pg_dir, &log)?;
-            socket::check(&postmaster.socket_dir, &account).or_else(|error| {
-                // A directory that the user chose in user.conf is the user's affair.
-                let ours = socket::prepare(&data_dir, &account)?;
-                if postmaster.socket_dir == ours { Err(error) } else { Ok(()) }
-            })?;
-            debug!(pid, "PostgreSQL is running already");
+        if let Some(postmaster) = adopt(&data_dir, &account)? {
             return Ok((Cluster { data_dir, binaries, account, postmaster }, false, lock));
         }
-        postmaster::clear_leftovers(&pg_dir)?;
+        postmaster::clear_leftovers(&pg_dir, &account)?;
         let nobody = Postmaster { pid: 0, port: 0, socket_dir: PathBuf::new() };
         let mut cluster = Cluster { data_dir, binaries, account, postmaster: nobody };
         cluster.postmaster = cluster.spawn(&options.settings)?;
@@ -336,6 +328,7 @@ impl Cluster {
     /// Writes the settings and starts the server, which must be down.
     fn spawn(&self, settings: &[Setting]) -> Result<Postmaster, Error> {
         let socket_dir = socket::prepare(&self.data_dir, &self.account)?;
+        postmaster::clear_socket_locks(&socket_dir)?;
         self.write_conf(settings, &socket_dir)?;
         let began = Instant::now();
         let program = self.binaries.program("postgres");
@@ -380,29 +373,42 @@ impl Cluster {
         Ok(client)
     }
 
-    /// Checks that the socket is answered by the server of this directory.
-    async fn check_identity(&self) -> Result<(), Error> {
+    /// Checks that the socket is answered by the server of this directory, and makes the database if need be.
+    async fn check_in(&self) -> Result<(), Error> {
         let client = self.connect("postgres").await?;
-        let row = client.query_one("select current_setting('data_directory')", &[]).await;
+        let sql = "select current_setting('data_directory'),
+                          exists (select from pg_database where datname = $1)";
+        let row = client.query_one(sql, &[&DATABASE]).await;
         let row = row.map_err(|source| Error::Server { what: "name its directory", source })?;
-        let found: String = row.get(0);
+        let (found, has_database): (String, bool) = (row.get(0), row.get(1));
         if fs::canonicalize(&found).ok() != fs::canonicalize(self.pg_dir()).ok() {
             let socket_dir = self.postmaster.socket_dir.clone();
             return Err(Error::OtherCluster { socket_dir, found, pg_dir: self.pg_dir() });
         }
-        Ok(())
-    }
-
-    async fn create_database(&self) -> Result<(), Error> {
-        let client = self.connect("postgres").await?;
-        let failed = |source| Error::Server { what: "create the database", source };
-        let there = client.query_opt("select from pg_database where datname = $1", &[&DATABASE]).await;
-        if there.map_err(failed)?.is_none() {
+        if !has_database {
             let sql = "create database satgres encoding 'UTF8' locale 'C' template template0";
-            client.batch_execute(sql).await.map_err(failed)?;
+            let made = client.batch_execute(sql).await;
+            made.map_err(|source| Error::Server { what: "create the database", source })?;
         }
         Ok(())
     }
+}
+
+/// The server that runs already, once it is ready; `None` where none runs, or it was just stopping.
+fn adopt(data_dir: &Path, account: &Account) -> Result<Option<Postmaster>, Error> {
+    let pg_dir = data_dir.join("pg");
+    let Some(pid) = postmaster::running(&pg_dir, account)? else { return Ok(None) };
+    let postmaster = match postmaster::adopt(pid, &pg_dir, &log_path(data_dir), account) {
+        Err(postmaster::Error::Died { .. }) => return Ok(None),
+        other => other?,
+    };
+    socket::check(&postmaster.socket_dir, account).or_else(|error| {
+        // A directory that the user chose in user.conf is the user's affair.
+        let ours = socket::prepare(data_dir, account)?;
+        if postmaster.socket_dir == ours { Err(error) } else { Ok(()) }
+    })?;
+    debug!(pid, "PostgreSQL is running already");
+    Ok(Some(postmaster))
 }
 
 /// Whether the configuration files ask for something that only a restart gives.

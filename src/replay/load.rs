@@ -115,15 +115,14 @@ async fn stream(
 ) -> Result<(Counts, Vec<Overwritten>), LoadError> {
     let mut counts = Counts::default();
     let mut overwritten = Vec::new();
-    let mut height_last = None;
+    let mut height_last: Option<u32> = None;
     while height_last != Some(*segment.heights.end()) {
         let batch = pipeline.next().await?.ok_or(PipelineError::Broken)?;
-        assert!(
-            batch.plan.heights.start()
-                == &height_last.map_or(*segment.heights.start(), |height: u32| height + 1),
-            "batches follow each other: {:?} after {height_last:?}",
-            batch.plan
-        );
+        let height_due = match height_last {
+            Some(height) => height + 1,
+            None => *segment.heights.start(),
+        };
+        assert_eq!(*batch.plan.heights.start(), height_due, "batches follow each other: {:?}", batch.plan);
         height_last = Some(*batch.plan.heights.end());
         let EncodedBatch { plan, rows, tx_count, input_count, output_count, block_bytes, overwritten: more } =
             batch;

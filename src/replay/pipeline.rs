@@ -95,10 +95,10 @@ pub struct Pipeline {
 impl Pipeline {
     /// Starts the threads for the given segments. `set` is the UTXO set before their first block.
     pub fn start(
-        chain: Arc<Chain>,
+        chain: &Arc<Chain>,
         segments: Vec<Segment>,
         set: UtxoSet,
-        key: FingerprintKey,
+        key: &FingerprintKey,
         options: &PipelineOptions,
     ) -> Self {
         let threads = options.threads.max(1);
@@ -115,7 +115,7 @@ impl Pipeline {
         let mut handles = Vec::new();
         for index in 0..threads {
             let parser = Parser {
-                reader: BatchReader::new(Arc::clone(&chain), key.clone()),
+                reader: BatchReader::new(Arc::clone(chain), key.clone()),
                 batches: Arc::clone(&batches),
                 gate: Arc::clone(&gate),
                 stop: Arc::clone(&stop),
