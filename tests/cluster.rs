@@ -57,6 +57,8 @@ async fn first_start_makes_a_private_server_and_the_second_adopts_it() {
 
     assert!(Cluster::stop(dir.path().into()).await.unwrap());
     assert!(!is_postgres(cluster.postmaster().pid));
+    let log = fs::read_to_string(dir.path().join("pg.log")).unwrap();
+    assert!(!log.contains("connection to client lost"), "connections are closed properly:\n{log}");
     assert!(!Cluster::stop(dir.path().into()).await.unwrap());
 }
 

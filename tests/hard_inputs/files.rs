@@ -181,14 +181,20 @@ fn threads_batches_and_segments_change_nothing() {
         &["--threads", "8"],
         &["--batch-bytes", "1"],
         &["--batch-bytes", "64MiB"],
-        &["--segment-bytes", "2KiB"],
-        &["--threads", "8", "--batch-bytes", "1", "--segment-bytes", "1"],
+        &["--threads", "8", "--batch-bytes", "1", "--segment-bytes", "4KiB"],
     ] {
         satgres.forget_chain();
         satgres.run("regtest", blocks_dir.path(), options);
         assert_eq!(satgres.digest(), digest, "{options:?}");
     }
     satgres.verify();
+
+    // As many segments as blocks.
+    let chain = Chain::with_blocks(12);
+    satgres.forget_chain();
+    satgres.run("regtest", BlkDir::of(chain.blocks()).path(), &["--segment-bytes", "0"]);
+    assert_chain(&satgres, &chain.rows());
+    assert_eq!(satgres.value("select count(*) from ops.segments where state = 'attached'"), "13");
 }
 
 #[test]

@@ -68,15 +68,16 @@ fn files_of_another_network_are_refused() {
     let mainnet = BlkDir::of_network(MAINNET);
     mainnet.write(0, &records([&bitcoin::constants::genesis_block(Network::Bitcoin)]));
 
+    let output = Satgres::new().run_expect_failure("main", regtest.path(), &[]);
+    assert_says(&output, &["main", "regtest", "--network"]);
     let output = satgres.run_expect_failure("regtest", mainnet.path(), &[]);
     assert_says(&output, &["main", "regtest", "--network"]);
-    let output = satgres.run_expect_failure("main", regtest.path(), &[]);
-    assert_says(&output, &["main", "regtest", "--network"]);
+    // The mistake must not bind the data directory to the wrong network.
+    satgres.run("main", mainnet.path(), &[]);
+    let digest = satgres.digest();
 
     // A database holds one network for good.
-    satgres.run("regtest", regtest.path(), &[]);
-    let digest = satgres.digest();
-    let output = satgres.run_expect_failure("main", mainnet.path(), &[]);
-    assert_says(&output, &["main", "regtest"]);
+    let output = satgres.run_expect_failure("regtest", regtest.path(), &[]);
+    assert_says(&output, &["main", "regtest", "--data-dir"]);
     assert_eq!(satgres.digest(), digest);
 }

@@ -90,7 +90,7 @@ fn witness_programs() -> Vec<Kind> {
     let v0_32 = Some("bcrt1qvenxvenxvenxvenxvenxvenxvenxvenxvenxvenxvenxvenxvenqlh7hjz");
     let v1_20 = Some("bcrt1pwamhwamhwamhwamhwamhwamhwamhwamhvmnjpd");
     let v1_32 = Some("bcrt1pwamhwamhwamhwamhwamhwamhwamhwamhwamhwamhwamhwamhwamsw4jnqs");
-    let v1_40 = Some("bcrt1pwamhwamhwamhwamhwamhwamhwamhwamhwamhwamhwamhwamhwamhwamhwamhvadr3w");
+    let v1_40 = Some("bcrt1pwamhwamhwamhwamhwamhwamhwamhwamhwamhwamhwamhwamhwamhwamhwamhwamhvadr3w");
     let v2_32 = Some("bcrt1z3zyg3zyg3zyg3zyg3zyg3zyg3zyg3zyg3zyg3zyg3zyg3zyg3zyqykgd8v");
     let v16_40 = Some("bcrt1snxvenxvenxvenxvenxvenxvenxvenxvenxvenxvenxvenxvenxvenxvenxvenxveczvlxg");
     vec![

@@ -18,8 +18,8 @@ fn a_transaction_of_110_000_outputs_and_one_that_spends_20_000() {
     // The smallest output there is: an amount and an empty script.
     let outputs = (0..110_000).map(|vout| pay(vout % 90_000, script(&[]))).collect();
     let wide = spend(&[chain.coinbase_outpoint(1)], outputs);
-    let some: Vec<OutPoint> =
-        (0..20_000).map(|index| outpoint_of(wide.compute_txid(), 109_999 - index * 5)).collect();
+    let txid = wide.compute_txid();
+    let some: Vec<_> = (0..20_000).map(|index| OutPoint { txid, vout: 109_999 - index * 5 }).collect();
     chain.mine_transactions(vec![wide]);
     let value = some.iter().map(|outpoint| chain.value(outpoint)).sum();
     chain.mine_transactions(vec![spend(&some, vec![pay(value, script(&[0x51]))])]);
@@ -42,13 +42,9 @@ fn a_transaction_of_110_000_outputs_and_one_that_spends_20_000() {
     satgres.run(
         "regtest",
         blocks_dir.path(),
-        &["--threads", "8", "--batch-bytes", "1", "--segment-bytes", "1"],
+        &["--threads", "8", "--batch-bytes", "1", "--segment-bytes", "1MiB"],
     );
     assert_eq!(satgres.digest(), digest);
-}
-
-fn outpoint_of(txid: bitcoin::Txid, vout: u32) -> OutPoint {
-    OutPoint { txid, vout }
 }
 
 #[test]
