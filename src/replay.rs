@@ -33,7 +33,7 @@ use crate::network::Network;
 use crate::pg::pool;
 use crate::pg::restore::{RestoreError, Restored, restore};
 use crate::pg::segments::SegmentRow;
-use crate::prevouts::{FingerprintKey, RebuildError, UtxoSet, rebuild};
+use crate::prevouts::{CoinFileError, FingerprintKey, RebuildError, UtxoOptions, UtxoSet, rebuild};
 use crate::profile::{Figures, Profile};
 use crate::rows::Store;
 use crate::source::{BlockFiles, HeaderTree, SourceError};
@@ -79,6 +79,9 @@ pub enum ReplayError {
     /// The UTXO set could not be read back.
     #[error("reading the UTXO set back failed")]
     Rebuild(#[from] RebuildError),
+    /// The files of the UTXO set failed.
+    #[error("keeping the UTXO set's files failed")]
+    CoinFiles(#[from] CoinFileError),
     /// No connection.
     #[error(transparent)]
     Pool(#[from] pool::Error),
@@ -257,7 +260,13 @@ async fn load(
 ) -> Result<Option<PipelineError>, ReplayError> {
     let key = FingerprintKey::random()
         .map_err(|source| ReplayError::System { what: "drawing a fingerprint key", source })?;
-    let set = utxo_set(pool, height_first, &key, profile).await?;
+    let options_of_set = UtxoOptions {
+        dir: std::path::PathBuf::new(),
+        cache_bytes_max: None,
+        buckets: 10,
+        limits: Default::default(),
+    };
+    let set = utxo_set(pool, height_first, options_of_set, key.clone(), profile).await?;
     let bytes_total = segments.iter().map(|segment| segment.block_bytes).sum();
     let height_last = segments.last().map_or(height_first, |segment| *segment.heights.end());
     let progress = Progress::new(height_first, height_last, bytes_total);
@@ -289,15 +298,16 @@ async fn load(
 async fn utxo_set(
     pool: &Pool,
     height_first: u32,
-    key: &FingerprintKey,
+    options: UtxoOptions,
+    key: FingerprintKey,
     profile: &Profile,
 ) -> Result<UtxoSet, ReplayError> {
     if height_first == 0 {
-        return Ok(UtxoSet::new());
+        return Ok(UtxoSet::new(options, key));
     }
     let client = pool.get().await.map_err(pool::Error::from)?;
     let phase = profile.phase();
-    let set = rebuild(&client, key).await?;
+    let set = rebuild(&client, options, key).await?;
     let figures = Figures { rows: Some(set.coin_count()), ..Figures::default() };
     profile.ended(&phase, "Read the UTXO set back from the database", figures).record(&client).await;
     Ok(set)
@@ -330,6 +340,7 @@ async fn leave_out(
             reconcile::record_invalid(client, &hash, error.height, &error.to_string(), &file, offset).await
         }
         PipelineError::Read(error) => Err(ReplayError::Block(error)),
+        PipelineError::CoinFiles(error) => Err(error.into()),
         PipelineError::Broken => Err(ReplayError::Load(PipelineError::Broken.into())),
     }
 }

@@ -19,7 +19,7 @@ use super::reader::{BatchReader, Chain, ReadError};
 use super::schedule::{BatchPlan, Batches, Segment};
 use crate::chain::batch::{Batch, Overwritten};
 use crate::network::Network;
-use crate::prevouts::{FingerprintKey, ResolveError, UtxoSet, resolve_batch};
+use crate::prevouts::{CoinFileError, ConnectError, FingerprintKey, ResolveError, UtxoSet, resolve_batch};
 use crate::rows::{Encoded, Store, encode_batch};
 
 /// Memory that a batch needs for each byte of its blocks: the bytes, the facts parsed from them, the encoded rows.
@@ -49,9 +49,21 @@ pub enum PipelineError {
     /// A block breaks a rule in the light of the chain before it.
     #[error("invalid block at height {}: {}", .0.height, .0)]
     Resolve(ResolveError),
+    /// The files of the UTXO set failed.
+    #[error(transparent)]
+    CoinFiles(CoinFileError),
     /// A thread ended without saying why: a defect.
     #[error("a pipeline thread ended without a result")]
     Broken,
+}
+
+impl From<ConnectError> for PipelineError {
+    fn from(error: ConnectError) -> Self {
+        match error {
+            ConnectError::Broken(error) => PipelineError::Resolve(error),
+            ConnectError::Files(error) => PipelineError::CoinFiles(error),
+        }
+    }
 }
 
 /// The encoded rows of one batch.
@@ -262,7 +274,7 @@ fn resolve(
             due += 1;
             let outcome =
                 result.map_err(|(_, error)| PipelineError::from(error)).and_then(|mut in_flight| {
-                    resolve_batch(&mut in_flight.batch, &mut set, network).map_err(PipelineError::Resolve)?;
+                    resolve_batch(&mut in_flight.batch, &mut set, network)?;
                     Ok(in_flight)
                 });
             match outcome {
