@@ -318,7 +318,10 @@ fn print(text: &str) -> Result<(), Error> {
 fn block_on<T>(command: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|source| Error::System { what: "start the runtime".to_owned(), source })?;
-    runtime.block_on(command)
+    let result = runtime.block_on(command);
+    // A command that was interrupted must not wait for a scan that nobody wants any more.
+    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+    result
 }
 
 /// Collects what was typed, by key.

@@ -322,7 +322,7 @@ async fn leave_out(
 ) -> Result<(), ReplayError> {
     match error {
         PipelineError::Read(ReadError::Damaged { height, hash, file, offset, damage })
-            if chain.tree.find(&hash).is_some_and(|index| chain.tree.is_newest(index)) =>
+            if chain.is_unwritten(height)? =>
         {
             info!(height, file, offset, %damage, "the newest block is not fully written yet");
             unwritten.insert(hash);

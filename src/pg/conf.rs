@@ -55,7 +55,11 @@ pub fn replay(cpus: usize) -> Vec<Setting> {
         Setting::new("shared_buffers", "128MB", "8 GB loads no faster: the memory serves the UTXO cache"),
         Setting::new("maintenance_work_mem", "64MB", "16 to 64 MB sort as fast as more, once per build"),
         Setting::new("max_wal_size", "4GB", "a checkpoint in mid-load is paid twice"),
-        Setting::new("checkpoint_timeout", "30min", "as above"),
+        Setting::new(
+            "checkpoint_timeout",
+            "30min",
+            "every checkpoint makes the next change of a page log all of it",
+        ),
         Setting::new("wal_compression", "lz4", "less WAL for a few cycles").or(Otherwise::Use("pglz")),
         Setting::new("default_toast_compression", "lz4", "large scripts and witnesses: faster than pglz")
             .or(Otherwise::Omit),

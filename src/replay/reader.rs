@@ -93,6 +93,22 @@ impl Chain {
         self.tree.locations(self.index(height)).next().expect("every block has a location")
     }
 
+    /// Returns whether a damaged block is the last record of the last file and its end is blank: the node is still
+    /// writing it.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    ///
+    /// # Panics
+    /// If the height is above the tip.
+    pub fn is_unwritten(&self, height: u32) -> Result<bool, SourceError> {
+        let location = self.location(height);
+        if !self.tree.is_newest(self.index(height)) || location.file == Location::BUILT_IN {
+            return Ok(false);
+        }
+        self.files.open_file(location.file)?.ends_blank(location.offset + u64::from(location.len))
+    }
+
     /// Returns what the chain says about the block at a height.
     fn context(&self, height: u32) -> BlockContext {
         let index = self.index(height);

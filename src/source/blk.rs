@@ -223,6 +223,21 @@ impl BlockFile<'_> {
         Ok(())
     }
 
+    /// Returns whether the last bytes before `end` are raw zeros: a record that ends like this is not written to its end
+    /// yet. A witness nonce and lock time are 36 zeros at most, so it takes more.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn ends_blank(&self, end: u64) -> Result<bool, SourceError> {
+        const BLANK_BYTES: usize = 64;
+        let mut bytes = [0; BLANK_BYTES];
+        if end > self.len || end < BLANK_BYTES as u64 {
+            return Ok(end > self.len);
+        }
+        self.read_raw(end - BLANK_BYTES as u64, &mut bytes)?;
+        Ok(bytes == [0; BLANK_BYTES])
+    }
+
     /// Reads bytes as they stand in the file, not decoded.
     pub(super) fn read_raw(&self, offset: u64, bytes: &mut [u8]) -> Result<(), SourceError> {
         self.handle.read_exact_at(bytes, offset).map_err(|source| SourceError::Read {

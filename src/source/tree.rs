@@ -230,7 +230,15 @@ impl HeaderTree {
     fn check_connected(&self, files: &BlockFiles) -> Result<(), SourceError> {
         let genesis = self.genesis();
         let connected = self.entries.iter().any(|entry| entry.prev == genesis && entry.height == 1);
-        if connected || self.entries.len() == 1 {
+        let loose = self.entries.iter().filter(|entry| entry.height == UNCONNECTED).count();
+        if connected || loose == 0 {
+            if loose > 0 {
+                tracing::warn!(
+                    blocks = loose,
+                    "blocks in the files descend from none that is there: is a block file missing? \
+                     The chain ends before them"
+                );
+            }
             return Ok(());
         }
         let path = files.directory().to_owned();
