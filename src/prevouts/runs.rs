@@ -96,9 +96,9 @@ impl Runs {
         self.runs.iter().map(|run| run.seal.file_bytes).sum()
     }
 
-    /// Returns the bytes written to and read from run files so far.
-    pub(super) fn traffic_bytes(&self) -> (u64, u64) {
-        (self.written_bytes, self.read_bytes)
+    /// Returns the bytes written to and read from run files since the last call.
+    pub(super) fn take_traffic_bytes(&mut self) -> (u64, u64) {
+        (std::mem::take(&mut self.written_bytes), std::mem::take(&mut self.read_bytes))
     }
 
     /// Counts bytes that a merge has read.

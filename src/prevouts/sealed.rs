@@ -13,7 +13,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// Bytes of a full block's payload: a multiple of every record's size, so that records never cross blocks.
-pub(super) const PAYLOAD_BYTES: usize = 120 << 10;
+pub(crate) const PAYLOAD_BYTES: usize = 120 << 10;
 const HEADER_BYTES: usize = 16;
 const LAST: u32 = 1 << 31;
 
@@ -44,21 +44,21 @@ pub enum CoinFileError {
 
 /// What a finished file holds, kept by whoever refers to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Seal {
+pub(crate) struct Seal {
     /// Bytes of the file.
-    pub(super) file_bytes: u64,
+    pub(crate) file_bytes: u64,
     /// Checksum over the checksums of its blocks.
-    pub(super) checksum: u64,
+    pub(crate) checksum: u64,
 }
 
-pub(super) fn system(what: &'static str, path: &Path) -> impl Fn(std::io::Error) -> CoinFileError + use<> {
+pub(crate) fn system(what: &'static str, path: &Path) -> impl Fn(std::io::Error) -> CoinFileError + use<> {
     let path = path.to_owned();
     move |source| CoinFileError::System { what, path: path.clone(), source }
 }
 
 /// Returns a checksum of words and trailing bytes. Every step is a bijection of the state, so that a change of any one
 /// word always shows; four lanes keep the processor busy.
-pub(super) fn checksum(seed: u64, bytes: &[u8]) -> u64 {
+pub(crate) fn checksum(seed: u64, bytes: &[u8]) -> u64 {
     const FACTOR: u64 = 0x9fb2_1c65_1e98_df25;
     let step = |state: u64, word: u64| (state ^ word).wrapping_mul(FACTOR).rotate_left(29);
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
@@ -85,7 +85,7 @@ pub(super) fn checksum(seed: u64, bytes: &[u8]) -> u64 {
 
 /// Writes a file.
 #[derive(Debug)]
-pub(super) struct SealedWriter {
+pub(crate) struct SealedWriter {
     file: File,
     path: PathBuf,
     seed: u64,
@@ -99,7 +99,7 @@ impl SealedWriter {
     ///
     /// # Errors
     /// [`CoinFileError::System`].
-    pub(super) fn create(path: &Path, seed: u64) -> Result<Self, CoinFileError> {
+    pub(crate) fn create(path: &Path, seed: u64) -> Result<Self, CoinFileError> {
         let file = File::options()
             .read(true)
             .write(true)
@@ -116,7 +116,7 @@ impl SealedWriter {
     ///
     /// # Errors
     /// [`CoinFileError::System`].
-    pub(super) fn create_unnamed(path: &Path, seed: u64) -> Result<Self, CoinFileError> {
+    pub(crate) fn create_unnamed(path: &Path, seed: u64) -> Result<Self, CoinFileError> {
         let writer = SealedWriter::create(path, seed)?;
         std::fs::remove_file(path).map_err(system("unlink", path))?;
         Ok(writer)
@@ -127,7 +127,7 @@ impl SealedWriter {
     /// # Errors
     /// [`CoinFileError::System`].
     #[inline]
-    pub(super) fn write(&mut self, mut bytes: &[u8]) -> Result<(), CoinFileError> {
+    pub(crate) fn write(&mut self, mut bytes: &[u8]) -> Result<(), CoinFileError> {
         loop {
             let room = HEADER_BYTES + PAYLOAD_BYTES - self.block.len();
             if bytes.len() <= room {
@@ -146,7 +146,7 @@ impl SealedWriter {
     /// # Errors
     /// [`CoinFileError::System`].
     #[inline]
-    pub(super) fn write_words<const N: usize>(&mut self, words: &[u64; N]) -> Result<(), CoinFileError> {
+    pub(crate) fn write_words<const N: usize>(&mut self, words: &[u64; N]) -> Result<(), CoinFileError> {
         if self.block.len() + N * 8 > HEADER_BYTES + PAYLOAD_BYTES {
             self.end_block(0)?;
         }
@@ -157,7 +157,7 @@ impl SealedWriter {
     }
 
     /// Returns the bytes that stand in the file or are about to.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.seal.file_bytes + self.block.len() as u64
     }
 
@@ -165,7 +165,7 @@ impl SealedWriter {
     ///
     /// # Errors
     /// [`CoinFileError::System`].
-    pub(super) fn finish(mut self) -> Result<(File, Seal), CoinFileError> {
+    pub(crate) fn finish(mut self) -> Result<(File, Seal), CoinFileError> {
         self.end_block(LAST)?;
         Ok((self.file, self.seal))
     }
@@ -193,7 +193,7 @@ fn header(seed: u64, block_number: u32, last: u32, payload: &[u8]) -> [u8; HEADE
 
 /// Reads a file from its begin to its end.
 #[derive(Debug)]
-pub(super) struct SealedReader {
+pub(crate) struct SealedReader {
     file: File,
     path: PathBuf,
     seed: u64,
@@ -208,7 +208,7 @@ pub(super) struct SealedReader {
 
 impl SealedReader {
     /// Opens a file. `path` only names it in errors.
-    pub(super) fn new(file: File, path: &Path, seed: u64, expected: Option<Seal>) -> Self {
+    pub(crate) fn new(file: File, path: &Path, seed: u64, expected: Option<Seal>) -> Self {
         SealedReader {
             file,
             path: path.to_owned(),
@@ -226,7 +226,7 @@ impl SealedReader {
     ///
     /// # Errors
     /// [`CoinFileError::Damaged`] if it is missing or has another length.
-    pub(super) fn open(path: &Path, seed: u64, expected: Option<Seal>) -> Result<Self, CoinFileError> {
+    pub(crate) fn open(path: &Path, seed: u64, expected: Option<Seal>) -> Result<Self, CoinFileError> {
         let damaged = |damage| CoinFileError::Damaged { path: path.to_owned(), offset: 0, damage };
         let file = match File::open(path) {
             Ok(file) => file,
@@ -241,7 +241,7 @@ impl SealedReader {
     }
 
     /// Returns the bytes read so far.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.read.file_bytes
     }
 
@@ -250,7 +250,7 @@ impl SealedReader {
     /// # Errors
     /// [`CoinFileError`].
     #[inline]
-    pub(super) fn next_words<const N: usize>(&mut self) -> Result<Option<[u64; N]>, CoinFileError> {
+    pub(crate) fn next_words<const N: usize>(&mut self) -> Result<Option<[u64; N]>, CoinFileError> {
         if self.at == self.block.len() && !self.next_block()? {
             return Ok(None);
         }
@@ -269,7 +269,7 @@ impl SealedReader {
     ///
     /// # Errors
     /// [`CoinFileError`], also where the file ends before.
-    pub(super) fn read_to(&mut self, mut count: usize, bytes: &mut Vec<u8>) -> Result<(), CoinFileError> {
+    pub(crate) fn read_to(&mut self, mut count: usize, bytes: &mut Vec<u8>) -> Result<(), CoinFileError> {
         while count > 0 {
             if self.at == self.block.len() && !self.next_block()? {
                 return Err(self.damaged("it ends too early"));
@@ -286,7 +286,7 @@ impl SealedReader {
     ///
     /// # Errors
     /// [`CoinFileError`], also where the file ends before.
-    pub(super) fn read_array<const N: usize>(&mut self) -> Result<[u8; N], CoinFileError> {
+    pub(crate) fn read_array<const N: usize>(&mut self) -> Result<[u8; N], CoinFileError> {
         let mut array = [0; N];
         let mut done = 0;
         while done < N {
@@ -305,13 +305,13 @@ impl SealedReader {
     ///
     /// # Errors
     /// [`CoinFileError`].
-    pub(super) fn check_rest(&mut self) -> Result<(), CoinFileError> {
+    pub(crate) fn check_rest(&mut self) -> Result<(), CoinFileError> {
         while self.next_block()? {}
         Ok(())
     }
 
     /// Says what is wrong with the block read last.
-    pub(super) fn damaged(&self, damage: &'static str) -> CoinFileError {
+    pub(crate) fn damaged(&self, damage: &'static str) -> CoinFileError {
         CoinFileError::Damaged { path: self.path.clone(), offset: self.read.file_bytes, damage }
     }
 

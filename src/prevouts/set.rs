@@ -212,23 +212,17 @@ impl UtxoSet {
 
     /// Returns what was done since the last call.
     pub fn take_figures(&mut self) -> UtxoFigures {
-        let (written, read) = self.runs.traffic_bytes();
-        let now = UtxoFigures {
-            written_bytes: self.figures.written_bytes + written,
-            read_bytes: self.figures.read_bytes + read,
+        let (written, read) = self.runs.take_traffic_bytes();
+        let done = std::mem::take(&mut self.figures);
+        UtxoFigures {
+            written_bytes: done.written_bytes + written,
+            read_bytes: done.read_bytes + read,
             cache_coins: self.table.coin_count(),
             cache_bytes: self.table.allocated_bytes(),
             runs: self.runs.files().len() as u64,
             run_coins: self.runs.coin_count(),
-            ..self.figures
-        };
-        // The runs count on; what they have counted so far is not told again.
-        self.figures = UtxoFigures {
-            written_bytes: 0_u64.wrapping_sub(written),
-            read_bytes: 0_u64.wrapping_sub(read),
-            ..UtxoFigures::default()
-        };
-        now
+            ..done
+        }
     }
 
     /// Asks the processor to fetch the place of an outpoint.
@@ -366,7 +360,7 @@ impl UtxoSet {
 
     /// Counts bytes that are written once and read back once.
     fn count_traffic(&mut self, bytes: u64) {
-        self.figures.written_bytes = self.figures.written_bytes.wrapping_add(bytes);
-        self.figures.read_bytes = self.figures.read_bytes.wrapping_add(bytes);
+        self.figures.written_bytes += bytes;
+        self.figures.read_bytes += bytes;
     }
 }
