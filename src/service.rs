@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::pg::cluster::{Cluster, ServiceLock};
 use crate::pg::schema::{self, Facts};
 use crate::pg::{objects, pool, validate};
+use crate::prevouts::{UtxoLimits, UtxoOptions};
 use crate::profile::{Figures, Profile};
 use crate::replay::{self, ReplayOptions};
 use crate::rows::Store;
@@ -98,6 +99,12 @@ fn replay_options(settings: &Settings) -> ReplayOptions {
         store: Store {
             witness: settings.store.witness == Detail::Full,
             script_sig: settings.store.script_sig == Detail::Full,
+        },
+        utxos: UtxoOptions {
+            dir: settings.data_dir.join("coins"),
+            cache_bytes_max: settings.replay.utxo_cache_bytes,
+            buckets: settings.replay.utxo_cache_buckets,
+            limits: UtxoLimits::default(),
         },
     }
 }
