@@ -39,7 +39,7 @@ use crate::pg::segments::SegmentRow;
 use crate::prevouts::{CoinFileError, RebuildError, UtxoOptions, UtxoSet, remove_all};
 use crate::profile::{Figures, Profile};
 use crate::rows::Store;
-use crate::source::{BlockFiles, HeaderTree, SourceError};
+use crate::source::{BlockFiles, HeaderTree, ScannedHeaders, SourceError};
 
 /// What a replay is run with.
 #[derive(Clone, Debug)]
@@ -75,6 +75,17 @@ pub enum ReplayError {
         "{0}; get the file again from a node, or restore it from a backup, then start the same command again"
     )]
     Block(ReadError),
+    /// A reorg reaches below blocks that only the database still holds: the user must act.
+    #[error(
+        "the active chain has changed at or below height {reorg_height}, and to follow it the block at height {height} is \
+         needed again, which the block files no longer hold; nothing was changed. Use the files of a node that has it"
+    )]
+    Gone {
+        /// Height of the first block that only the database holds.
+        height: u32,
+        /// Last height of the segments that would be loaded again.
+        reorg_height: u32,
+    },
     /// Loading failed on the database's side.
     #[error("loading failed")]
     Load(#[source] LoadError),
@@ -119,12 +130,19 @@ pub struct Outcome {
 ///
 /// # Errors
 /// [`ReplayError`], whose text says what to do.
-pub async fn run(pool: &Pool, options: &ReplayOptions, profile: &Profile) -> Result<Outcome, ReplayError> {
-    // 1. What blocks are there, and which of them are the active chain?
-    let files = Arc::new(BlockFiles::open(&options.blocks_dir, options.network)?);
-    let tree = Arc::new(scan(&files, options.threads).await?);
-
+pub async fn run(
+    pool: &Pool,
+    found: FoundBlocks,
+    options: &ReplayOptions,
+    profile: &Profile,
+) -> Result<Outcome, ReplayError> {
+    // 1. What blocks are there, in the files and in the database?
     let mut client = pool.get().await.map_err(pool::Error::from)?;
+    let held = reconcile::held_blocks(&client).await?;
+    let files = Arc::new(found.files);
+    let tree = Arc::new(found.headers.link(&files, &held)?);
+    drop(held);
+
     let mut unwritten: HashSet<Hash32> = HashSet::new();
     let mut is_entered = false;
     loop {
@@ -175,28 +193,37 @@ pub async fn run(pool: &Pool, options: &ReplayOptions, profile: &Profile) -> Res
     }
 }
 
-/// Looks whether there are block files at all, before anything is made.
-///
-/// # Errors
-/// A missing or empty directory, or a key of a wrong size.
-pub fn check_source(blocks_dir: &std::path::Path, network: Network) -> Result<(), SourceError> {
-    BlockFiles::open(blocks_dir, network).map(|_| ())
+/// The blocks of a directory, by their headers.
+#[derive(Debug)]
+pub struct FoundBlocks {
+    files: BlockFiles,
+    headers: ScannedHeaders,
 }
 
-async fn scan(files: &Arc<BlockFiles>, threads: usize) -> Result<HeaderTree, ReplayError> {
+/// Scans the headers of all block files; the database is not needed, so that wrong files are told before anything is
+/// made.
+///
+/// # Errors
+/// Files that are missing, cannot be read, or are of another network: the user must act.
+pub async fn scan(options: &ReplayOptions) -> Result<FoundBlocks, ReplayError> {
     let start = Instant::now();
-    let for_thread = Arc::clone(files);
-    let tree = tokio::task::spawn_blocking(move || HeaderTree::scan(&for_thread, threads))
+    let files = BlockFiles::open(&options.blocks_dir, options.network)?;
+    let threads = options.threads;
+    let found = tokio::task::spawn_blocking(move || {
+        let headers = HeaderTree::scan(&files, threads)?;
+        Ok::<_, SourceError>(FoundBlocks { files, headers })
+    });
+    let found = found
         .await
         .map_err(|error| ReplayError::System { what: "scanning headers", source: error.into() })??;
     info!(
-        headers = tree.len(),
-        files = files.paths().len(),
+        headers = found.headers.len(),
+        files = found.files.paths().len(),
         seconds = start.elapsed().as_secs_f64(),
         "scanned the headers of {}",
-        files.directory().display()
+        found.files.directory().display()
     );
-    Ok(tree)
+    Ok(found)
 }
 
 /// Cuts the heights above the last segment into new ones.
