@@ -96,6 +96,7 @@ comment on function chain.compact_size(bigint) is 'A count in the consensus enco
 
 create or replace function chain.reverse_hash(hash bytea) returns bytea
 language sql immutable parallel safe
+-- No format() here: it is STABLE, and an IMMUTABLE function that calls it is not inlined.
 -- 64 calls that touch one byte each; 0.55 us a hash. Tried: || of 32 substr 1.2 us, shifts of a bit string 1.1 us,
 -- translate() of the hex 5 us, a regular expression 6 us.
 return case when octet_length(hash) = 32 then
@@ -111,7 +112,7 @@ return case when octet_length(hash) = 32 then
     20, get_byte(hash, 11)), 21, get_byte(hash, 10)), 22, get_byte(hash, 9)), 23, get_byte(hash, 8)),
     24, get_byte(hash, 7)), 25, get_byte(hash, 6)), 26, get_byte(hash, 5)), 27, get_byte(hash, 4)),
     28, get_byte(hash, 3)), 29, get_byte(hash, 2)), 30, get_byte(hash, 1)), 31, get_byte(hash, 0))
-    when hash is not null then chain.refuse(format('invalid hash: expected 32 bytes, got %s', octet_length(hash)))
+    when hash is not null then chain.refuse('invalid hash: expected 32 bytes, got ' || octet_length(hash)::text)
 end;
 comment on function chain.reverse_hash(bytea) is 'The 32 bytes of a hash in the opposite order: internal to displayed, and back.';
 

@@ -227,6 +227,39 @@ fn a_second_run_changes_nothing_and_is_quick() {
     satgres.verify();
 }
 
+#[test]
+fn blocks_that_vanish_from_the_files_stay() {
+    let mut chain = sample::chain(120);
+    let blocks_dir = BlkDir::new();
+    for (number, blocks) in (0..).zip(chain.blocks().chunks(40)) {
+        blocks_dir.write(number, &records(blocks));
+    }
+    let satgres = Satgres::new();
+    satgres.run("regtest", blocks_dir.path(), &[]);
+    let digest = satgres.digest();
+
+    // The newest files are gone, as in an older copy of the folder: what we have weighs more.
+    let older = BlkDir::of(&chain.blocks()[..100]);
+    satgres.run("regtest", older.path(), &[]);
+    assert_eq!(tip_height(&satgres), 120);
+    assert_eq!(satgres.digest(), digest);
+
+    // Another chain with less work is no reason either.
+    let mut lighter = chain.fork(50, 1);
+    lighter.mine_empty(60);
+    satgres.run("regtest", BlkDir::of(lighter.blocks()).path(), &[]);
+    assert_eq!(tip_height(&satgres), 120);
+    assert_eq!(satgres.digest(), digest);
+    assert_eq!(satgres.value("select count(*) from ops.reorgs"), "0");
+
+    // The whole folder goes on where it was.
+    sample::extend(&mut chain);
+    blocks_dir.append(3, &records(&chain.blocks()[121..]));
+    satgres.run("regtest", blocks_dir.path(), &[]);
+    assert_chain(&satgres, &chain.rows());
+    satgres.verify();
+}
+
 fn tip_height(satgres: &Satgres) -> usize {
     satgres.value("select max(height) from chain.blocks").parse().unwrap()
 }
