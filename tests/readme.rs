@@ -4,6 +4,8 @@
 //! The queries name heights, a transaction and an address of mainnet; the chain here is a generated one, so those are
 //! replaced by its own. Everything else is executed as it stands.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod support;
 
 use std::{

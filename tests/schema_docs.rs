@@ -1,6 +1,8 @@
 //! docs/schema.md against the database: it is made from the catalogue and its comments, and this test fails when it is
 //! not what the catalogue gives. `scripts/schema-docs` (SATGRES_WRITE_EXPECTED=1) writes it.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod support;
 
 use std::{fmt::Write as _, fs, path::Path};
