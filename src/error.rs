@@ -86,7 +86,7 @@ impl Error {
             Error::Interrupted => 130,
             Error::Source(_)
             | Error::Replay(ReplayError::Source(_) | ReplayError::Block(_) | ReplayError::Gone { .. }) => 3,
-            Error::Replay(ReplayError::System { .. }) => 1,
+            Error::Replay(ReplayError::System { .. } | ReplayError::CoinFiles(_)) => 1,
             Error::Replay(_) | Error::Verify(_) => 4,
             Error::VerifyFailed { .. } => 5,
             Error::Cluster(pg::cluster::Error::InService { .. }) => 1,

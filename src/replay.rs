@@ -36,7 +36,7 @@ use crate::network::Network;
 use crate::pg::pool;
 use crate::pg::restore::{RestoreError, Restored, restore};
 use crate::pg::segments::SegmentRow;
-use crate::prevouts::{CoinFileError, RebuildError, UtxoOptions, UtxoSet, remove_all};
+use crate::prevouts::{CoinFileError, RebuildError, UtxoOptions, UtxoSet};
 use crate::profile::{Figures, Profile};
 use crate::rows::Store;
 use crate::source::{BlockFiles, HeaderTree, ScannedHeaders, SourceError};
@@ -145,6 +145,7 @@ pub async fn run(
 
     let mut unwritten: HashSet<Hash32> = HashSet::new();
     let mut is_entered = false;
+    let mut damages = 0;
     loop {
         // 2. Away with what an interrupted load left behind.
         reconcile::drop_unfinished(&mut client).await?;
@@ -188,7 +189,11 @@ pub async fn run(
                 return Ok(Outcome { tip_height: chain.active.tip_height() });
             }
             // 6. A block that cannot be taken: leave it out and choose again, or tell the user.
-            Some(error) => leave_out(&client, &chain, options, error, &mut unwritten).await?,
+            Some(PipelineError::CoinFiles(error)) => {
+                damages += 1;
+                utxos::throw_away(error, damages, &options.utxos)?;
+            }
+            Some(error) => leave_out(&client, &chain, error, &mut unwritten).await?,
         }
     }
 }
@@ -334,7 +339,6 @@ async fn load(
 async fn leave_out(
     client: &deadpool_postgres::Object,
     chain: &Chain,
-    options: &ReplayOptions,
     error: PipelineError,
     unwritten: &mut HashSet<Hash32>,
 ) -> Result<(), ReplayError> {
@@ -358,10 +362,6 @@ async fn leave_out(
             reconcile::record_invalid(client, &hash, error.height, &error.to_string(), &file, offset).await
         }
         PipelineError::Read(error) => Err(ReplayError::Block(error)),
-        PipelineError::CoinFiles(error @ CoinFileError::Damaged { .. }) => {
-            warn!(%error, "the UTXO set's files are thrown away; the set is rebuilt from the database");
-            Ok(remove_all(&options.utxos)?)
-        }
         PipelineError::CoinFiles(error) => Err(error.into()),
         error @ (PipelineError::Broken | PipelineError::Stopped) => Err(ReplayError::Load(error.into())),
     }

@@ -89,7 +89,6 @@ fn a_killed_replay_resumes_warm() {
     let options = ["--utxo-cache", "20000", "--segment-bytes", "100KiB"];
     let blocks_dir = chain.path().to_str().unwrap();
     let args = [&["run", "--network", "regtest", "--blocks-dir", blocks_dir, "--until-synced"], &options[..]];
-    let mut kills = 0;
     for segments in [2, 5] {
         let mut run = satgres.start(&args.concat());
         let lines = BufReader::new(run.stdout.take().unwrap()).lines();
@@ -97,9 +96,7 @@ fn a_killed_replay_resumes_warm() {
         assert_eq!(loaded.take(segments).count(), segments);
         run.kill().unwrap();
         run.wait().unwrap();
-        kills += 1;
     }
-    assert_eq!(kills, 2);
     let output = satgres.run("regtest", chain.path(), &options).output();
     assert!(output.contains("the UTXO set resumes warm from its checkpoint"), "{output}");
     assert!(output.contains("PROFILE: Resumed the UTXO set from its checkpoint: "), "{output}");
@@ -111,18 +108,21 @@ fn a_killed_replay_resumes_warm() {
     assert_eq!(satgres.digest(), digest);
 }
 
-/// Loads a chain up to a height, does something to the set's files, and loads the rest with a budget.
-fn after(height: usize, change: impl FnOnce(&Path)) -> (Satgres, String, Vec<String>) {
+/// Height of the first load of [`after`].
+const FIRST_TIP: usize = 140;
+
+/// Loads a chain up to a height, does something to the set's files, and loads the rest; returns log and digest.
+fn after(satgres: &Satgres, change: impl FnOnce(&Path)) -> (String, Vec<String>) {
     let chain = sample::chain(180);
-    let blocks_dir = BlkDir::of(&chain.blocks()[..=height]);
-    let satgres = Satgres::new();
-    satgres.run("regtest", blocks_dir.path(), &["--utxo-cache", "2000", "--segment-bytes", "10KiB"]);
+    let blocks_dir = BlkDir::of(&chain.blocks()[..=FIRST_TIP]);
+    satgres.run("regtest", blocks_dir.path(), &["--utxo-cache", "2000", "--segment-bytes", "20KiB"]);
     change(&satgres.data_dir().join("coins"));
-    blocks_dir.append(0, &records(&chain.blocks()[height + 1..]));
+    blocks_dir.append(0, &records(&chain.blocks()[FIRST_TIP + 1..]));
     let output = satgres.run("regtest", blocks_dir.path(), &["--utxo-cache", "2000"]).output();
     satgres.verify();
     let digest = satgres.digest();
-    (satgres, output, digest)
+    satgres.forget_chain();
+    (output, digest)
 }
 
 fn file_with(dir: &Path, prefix: &str) -> PathBuf {
@@ -139,9 +139,21 @@ fn flip(path: &Path) {
 
 #[test]
 fn files_that_are_not_what_was_written_are_never_used() {
-    let (_, output, digest) = after(140, |_| ());
+    let satgres = Satgres::new();
+    // What another load left behind, whole but of a lower block.
+    let lower = TempDir::new().unwrap();
+    let coins = satgres.data_dir().join("coins");
+    let blocks_dir = BlkDir::of(sample::chain(120).blocks());
+    satgres.run("regtest", blocks_dir.path(), &["--utxo-cache", "0"]);
+    for name in coin_files(&satgres) {
+        fs::copy(coins.join(&name), lower.path().join(&name)).unwrap();
+    }
+    satgres.forget_chain();
+
+    let (output, digest) = after(&satgres, |_| ());
     assert!(output.contains("resumes warm"), "{output}");
-    let changes: [(&str, &dyn Fn(&Path)); 6] = [
+    type Change<'a> = &'a dyn Fn(&Path);
+    let changes: [(&str, Change<'_>); 6] = [
         ("is damaged at byte", &|coins| flip(&file_with(coins, "run-"))),
         ("is damaged at byte", &|coins| flip(&file_with(coins, "checkpoint-"))),
         ("it has another length", &|coins| {
@@ -151,20 +163,15 @@ fn files_that_are_not_what_was_written_are_never_used() {
         ("it is missing", &|coins| fs::remove_file(file_with(coins, "run-")).unwrap()),
         ("no checkpoint of the UTXO set is of use", &|coins| fs::remove_dir_all(coins).unwrap()),
         ("a checkpoint of the UTXO set is of another block", &|coins| {
-            // What another load left behind, whole but of a lower block.
-            let chain = sample::chain(120);
-            let blocks_dir = BlkDir::of(chain.blocks());
-            let other = Satgres::new();
-            other.run("regtest", blocks_dir.path(), &["--utxo-cache", "0"]);
             fs::remove_dir_all(coins).unwrap();
             fs::create_dir(coins).unwrap();
-            for name in coin_files(&other) {
-                fs::copy(other.data_dir().join("coins").join(&name), coins.join(&name)).unwrap();
+            for entry in fs::read_dir(lower.path()).unwrap().map(Result::unwrap) {
+                fs::copy(entry.path(), coins.join(entry.file_name())).unwrap();
             }
         }),
     ];
     for (said, change) in changes {
-        let (_, output, digest_now) = after(140, change);
+        let (output, digest_now) = after(&satgres, change);
         assert!(output.contains(said), "{said}\n{output}");
         assert!(output.contains("it is rebuilt from the database"), "{output}");
         assert!(!output.contains("resumes warm"), "{output}");

@@ -401,7 +401,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("spill");
         let mut writer = SealedWriter::create_unnamed(&path, 1).unwrap();
-        let bytes: Vec<u8> = (0..300_000_u32).map(|at| (at * 7 >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..300_000_u32).map(|at| ((at * 7) >> 3) as u8).collect();
         for piece in bytes.chunks(77_777) {
             writer.write(piece).unwrap();
         }

@@ -13,7 +13,7 @@ use super::entry::pack;
 use super::merge::merge;
 use super::resolve::{ConnectError, ResolveError};
 use super::runs::{Runs, make_dir};
-use super::sealed::{CoinFileError, checksum};
+use super::sealed::{CoinFileError, PAYLOAD_BYTES, checksum};
 use super::sort::Sorter;
 use super::table::CoinTable;
 use super::twins::Twins;
@@ -54,6 +54,16 @@ pub struct UtxoLimits {
 impl Default for UtxoLimits {
     fn default() -> Self {
         UtxoLimits { pending_bytes: 8 << 20, sort_bytes: 16 << 20, waiting_bytes: 256 << 20, runs: 64 }
+    }
+}
+
+impl UtxoLimits {
+    /// Returns the most memory that all buffers take together, bytes; none is taken while everything is in the cache.
+    pub fn buffer_bytes_max(&self) -> u64 {
+        let block = PAYLOAD_BYTES as u64;
+        // Chunks of coins are fewer than twice as many as those of spends: a record is 40 bytes instead of 24.
+        let readers = (self.runs + 3 * CHUNKS_MAX + 2) as u64 * block;
+        2 * self.pending_bytes + 2 * self.sort_bytes + readers
     }
 }
 

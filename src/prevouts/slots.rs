@@ -1,7 +1,9 @@
-//! The array of a shard: zeroed memory that is touched only as it fills and given back as soon as it is dropped.
+//! The arrays of the shards: zeroed memory that is touched only as it fills.
 //!
-//! Large arrays are mappings of their own, so that what the table says it allocates is what the process has; small
-//! ones come from the heap, where a mapping would cost more than the array.
+//! Without a budget every array is an allocation of its own: large ones are mappings, given back as soon as they are
+//! dropped; small ones come from the heap, where a mapping would cost more than the array. Within a budget all arrays
+//! lie in one mapping, each with its place to grow, so that no allocator keeps holes: what the table says it takes is
+//! what the process has.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
@@ -9,7 +11,7 @@ use std::ptr::NonNull;
 
 use super::entry::Entry;
 
-/// From here on an array is a mapping.
+/// From here on an array of its own is a mapping.
 const MAPPED_BYTES_MIN: usize = 256 << 10;
 const PAGE_BYTES: usize = 4096;
 
@@ -18,12 +20,37 @@ const PAGE_BYTES: usize = 4096;
 pub(super) struct Slots {
     first: NonNull<Entry>,
     slot_count: usize,
+    memory: Memory,
+}
+
+/// Where slots lie, and so how they are given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Memory {
+    /// Nowhere: there are none.
+    None,
+    Heap,
+    Mapping,
+    /// In a region, which outlives them.
+    Region,
 }
 
 // SAFETY: the memory belongs to this value alone, and entries are plain numbers.
 unsafe impl Send for Slots {}
 // SAFETY: shared references only read.
 unsafe impl Sync for Slots {}
+
+/// One mapping for the arrays of all shards, page by page apart.
+#[derive(Debug)]
+pub(super) struct Region {
+    first: NonNull<u8>,
+    stride_bytes: usize,
+    shard_count: usize,
+}
+
+// SAFETY: the region itself is only an address; its parts are handed out once each.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
 
 impl Slots {
     /// Makes `slot_count` empty slots; none at all take no memory.
@@ -32,35 +59,70 @@ impl Slots {
     /// If the system has no memory left, as for any allocation.
     pub(super) fn new(slot_count: usize) -> Self {
         if slot_count == 0 {
-            return Slots { first: NonNull::dangling(), slot_count };
+            return Slots { first: NonNull::dangling(), slot_count, memory: Memory::None };
         }
         let layout = layout(slot_count);
-        let first = if is_mapped(slot_count) {
-            // SAFETY: a new anonymous mapping overlaps nothing; its pages read as zeros.
-            let address = unsafe {
-                libc::mmap(
-                    std::ptr::null_mut(),
-                    layout.size(),
-                    libc::PROT_READ | libc::PROT_WRITE,
-                    libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                    -1,
-                    0,
-                )
-            };
-            if address == libc::MAP_FAILED { std::ptr::null_mut() } else { address.cast() }
-        } else {
-            // SAFETY: the layout is not empty.
-            unsafe { alloc_zeroed(layout).cast() }
-        };
-        let Some(first) = NonNull::new(first) else { handle_alloc_error(layout) };
-        Slots { first, slot_count }
+        if is_mapped(slot_count) {
+            return Slots { first: map(layout).cast(), slot_count, memory: Memory::Mapping };
+        }
+        // SAFETY: the layout is not empty.
+        let first = NonNull::new(unsafe { alloc_zeroed(layout).cast() });
+        let Some(first) = first else { handle_alloc_error(layout) };
+        Slots { first, slot_count, memory: Memory::Heap }
     }
 
-    /// Returns what `slot_count` slots occupy once they are all touched, bytes.
+    /// Returns what `slot_count` slots of their own occupy once they are all touched, bytes.
     pub(super) fn allocated_bytes(slot_count: usize) -> u64 {
         let bytes = slot_count * size_of::<Entry>();
         (if is_mapped(slot_count) { bytes.next_multiple_of(PAGE_BYTES) } else { bytes }) as u64
     }
+}
+
+impl Region {
+    /// Reserves place for `shard_count` arrays of up to `slots_max` slots; nothing is touched yet.
+    ///
+    /// # Panics
+    /// If the system has no memory left, as for any allocation.
+    pub(super) fn new(shard_count: usize, slots_max: usize) -> Self {
+        let stride_bytes = Region::stride_bytes(slots_max);
+        let layout = Layout::array::<u8>(stride_bytes * shard_count).expect("a length below isize::MAX");
+        Region { first: map(layout), stride_bytes, shard_count }
+    }
+
+    /// Returns what an array of `slots_max` slots takes in a region, bytes.
+    pub(super) fn stride_bytes(slots_max: usize) -> usize {
+        (slots_max * size_of::<Entry>()).next_multiple_of(PAGE_BYTES)
+    }
+
+    /// Returns the first `slot_count` slots of a shard's place, as they are: zeros where nothing was written.
+    ///
+    /// # Safety
+    /// No other slots of this shard may be in use, and the region must outlive these.
+    pub(super) unsafe fn slots(&self, shard: usize, slot_count: usize) -> Slots {
+        assert!(shard < self.shard_count && slot_count * size_of::<Entry>() <= self.stride_bytes);
+        // SAFETY: the offset lies inside the mapping, as just checked.
+        let first = unsafe { self.first.add(shard * self.stride_bytes) }.cast();
+        Slots { first, slot_count, memory: Memory::Region }
+    }
+}
+
+/// Maps zeroed pages that are not touched yet.
+fn map(layout: Layout) -> NonNull<u8> {
+    // SAFETY: a new anonymous mapping overlaps nothing; its pages read as zeros.
+    let address = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            layout.size(),
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    if address == libc::MAP_FAILED {
+        handle_alloc_error(layout);
+    }
+    NonNull::new(address.cast()).expect("a mapping is never at address 0")
 }
 
 fn layout(slot_count: usize) -> Layout {
@@ -73,14 +135,23 @@ fn is_mapped(slot_count: usize) -> bool {
 
 impl Drop for Slots {
     fn drop(&mut self) {
-        let address = self.first.as_ptr();
-        if is_mapped(self.slot_count) {
-            // SAFETY: exactly what `new` mapped; nobody holds a reference into it any more.
-            unsafe { libc::munmap(address.cast(), layout(self.slot_count).size()) };
-        } else if self.slot_count > 0 {
+        let layout = layout(self.slot_count);
+        match self.memory {
+            Memory::None | Memory::Region => {}
             // SAFETY: `new` allocated it with this layout.
-            unsafe { dealloc(address.cast(), layout(self.slot_count)) };
+            Memory::Heap => unsafe { dealloc(self.first.as_ptr().cast(), layout) },
+            // SAFETY: exactly what `new` mapped; nobody holds a reference into it any more.
+            Memory::Mapping => unsafe {
+                libc::munmap(self.first.as_ptr().cast(), layout.size());
+            },
         }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: exactly what `new` mapped; whoever took slots has dropped them.
+        unsafe { libc::munmap(self.first.as_ptr().cast(), self.stride_bytes * self.shard_count) };
     }
 }
 
@@ -117,6 +188,12 @@ mod tests {
             assert_eq!(slots[slot_count - 1], [1, 2, 3, 4, 5]);
         }
         assert!(Slots::new(0).is_empty());
+        let region = Region::new(3, 200);
+        // SAFETY: each shard's slots are dropped before others are taken.
+        let take = |shard, slot_count| unsafe { region.slots(shard, slot_count) };
+        take(1, 100)[99] = [1; 5];
+        assert_eq!(take(1, 200)[98..101], [EMPTY, [1; 5], EMPTY]);
+        assert!(take(0, 200).iter().chain(take(2, 200).iter()).all(|entry| *entry == EMPTY));
         assert_eq!(Slots::allocated_bytes(100), 4_000);
         assert_eq!(Slots::allocated_bytes(10_000), 401_408);
     }

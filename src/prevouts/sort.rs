@@ -20,7 +20,6 @@ pub(super) struct Sorter<const N: usize> {
     records: Vec<[u64; N]>,
     records_max: usize,
     chunks: Vec<(File, Seal)>,
-    count: u64,
     chunk_bytes: u64,
 }
 
@@ -29,7 +28,7 @@ impl<const N: usize> Sorter<N> {
     /// have while they are made.
     pub(super) fn new(path: PathBuf, bytes_max: u64) -> Self {
         let records_max = (bytes_max as usize / (N * 8)).max(1);
-        Sorter { path, records: Vec::new(), records_max, chunks: Vec::new(), count: 0, chunk_bytes: 0 }
+        Sorter { path, records: Vec::new(), records_max, chunks: Vec::new(), chunk_bytes: 0 }
     }
 
     /// Adds a record.
@@ -42,13 +41,7 @@ impl<const N: usize> Sorter<N> {
             self.write_chunk()?;
         }
         self.records.push(record);
-        self.count += 1;
         Ok(())
-    }
-
-    /// Returns the number of records.
-    pub(super) fn count(&self) -> u64 {
-        self.count
     }
 
     /// Returns the number of files.
@@ -203,7 +196,7 @@ mod tests {
             for at in 0..count {
                 sorter.push([(at * 7_919) % 1_009, at, 5]).unwrap();
             }
-            assert_eq!((sorter.count(), sorter.chunk_count()), (count, chunk_count));
+            assert_eq!(sorter.chunk_count(), chunk_count);
             assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
             let mut merged = sorter.finish().unwrap();
             let mut expected: Vec<[u64; 3]> = (0..count).map(|at| [(at * 7_919) % 1_009, at, 5]).collect();

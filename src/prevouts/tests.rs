@@ -476,3 +476,43 @@ fn random_chains_have_twins_waiting_spends_and_resumes() {
     }
     assert!(overwritten > 50 && waited > 1_000 && resumed > 20, "{overwritten} {waited} {resumed}");
 }
+
+#[test]
+fn a_run_that_is_damaged_meanwhile_is_noticed_when_it_is_merged() {
+    let dir = tempfile::tempdir().unwrap();
+    let limits = UtxoLimits { pending_bytes: 40, ..UtxoLimits::default() };
+    let options = UtxoOptions { dir: dir.path().join("coins"), cache_bytes_max: Some(0), buckets: 1, limits };
+    let coinbase = PlainTx { inputs: vec![], outputs: vec![(5_000, true)], nonce: 1 };
+    let spend = |nonce| PlainTx { inputs: vec![(coinbase.txid(), 0)], outputs: vec![(4_000, true)], nonce };
+    let empty = PlainTx { nonce: 2, ..coinbase.clone() };
+    let blocks = [
+        PlainBlock { height: 1, txs: vec![coinbase.clone()] },
+        PlainBlock { height: 101, txs: vec![empty, spend(3)] },
+    ];
+    for is_damaged in [false, true] {
+        let mut set = UtxoSet::new(options.clone(), FingerprintKey::random().unwrap());
+        let mut batch = batch(&blocks, set.key());
+        resolve_batch(&mut batch, &mut set, Network::Regtest).unwrap();
+        assert!(set.is_waiting());
+        let run = std::fs::read_dir(&options.dir).unwrap().next().unwrap().unwrap().path();
+        if is_damaged {
+            let mut bytes = std::fs::read(&run).unwrap();
+            bytes[20] ^= 1;
+            std::fs::write(&run, bytes).unwrap();
+        }
+        let mut facts = Facts::default();
+        let outcome = settle(&mut set, &mut facts);
+        if is_damaged {
+            assert!(
+                matches!(outcome, Err(ConnectError::Files(CoinFileError::Damaged { .. }))),
+                "{outcome:?}"
+            );
+        } else {
+            outcome.unwrap();
+            assert_eq!(facts.fees[&tx_num(101, 1)], 1_000);
+        }
+        drop(set);
+        remove_all(&options).unwrap();
+        assert_eq!(std::fs::read_dir(&options.dir).unwrap().count(), 0);
+    }
+}

@@ -3,13 +3,16 @@
 //! In: the first height to load. Out: the set as the block before left it. Called by the main path only.
 
 use deadpool_postgres::Pool;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::ReplayError;
 use super::reader::Chain;
 use crate::pg::pool;
-use crate::prevouts::{self, FingerprintKey, UtxoOptions, UtxoSet};
+use crate::prevouts::{self, CoinFileError, FingerprintKey, UtxoOptions, UtxoSet};
 use crate::profile::{Figures, Profile};
+
+/// Damaged files in one run: a disk or memory that damages more is not to be trusted.
+const DAMAGES_MAX: u32 = 3;
 
 /// Returns the set before the first block, or the checkpointed one of the block before, if there is a whole one.
 ///
@@ -59,6 +62,24 @@ pub(super) async fn rebuild(
     let what = "Read the UTXO set back from the database";
     profile.ended(&phase, what, figures(&set, height)).record(&client).await;
     Ok(set)
+}
+
+/// Removes the set's files after one of them turned out damaged, so that the set is rebuilt; `damages` counts how often
+/// that was so.
+///
+/// # Errors
+/// The damage itself where it comes again and again, and what is no damage but the system's own error: the user must
+/// act.
+pub(super) fn throw_away(
+    error: CoinFileError,
+    damages: u32,
+    options: &UtxoOptions,
+) -> Result<(), ReplayError> {
+    if damages > DAMAGES_MAX || !matches!(error, CoinFileError::Damaged { .. }) {
+        return Err(error.into());
+    }
+    warn!(%error, "the UTXO set's files are thrown away; the set is rebuilt from the database");
+    Ok(prevouts::remove_all(options)?)
 }
 
 fn key() -> Result<FingerprintKey, ReplayError> {
