@@ -154,9 +154,12 @@ struct RunArgs {
     /// Most memory between reading blocks and sending rows [default: 256MiB]
     #[arg(long, value_name = "SIZE")]
     pipeline_bytes: Option<String>,
-    /// Memory for the set of unspent outputs [default: auto]
+    /// Memory for the set of unspent outputs, 0 for none; the rest goes to sorted files [default: auto]
     #[arg(long, value_name = "SIZE")]
     utxo_cache: Option<String>,
+    /// Parts of that memory; the oldest leaves when it is full [default: 10]
+    #[arg(long, value_name = "N")]
+    utxo_cache_buckets: Option<String>,
     /// Store witnesses: full or none [default: full]
     #[arg(long, value_name = "DETAIL")]
     store_witness: Option<String>,
@@ -344,6 +347,7 @@ fn low_args(cli: &Cli) -> LowArgs {
         take("replay.batch_bytes", &args.batch_bytes);
         take("replay.pipeline_bytes", &args.pipeline_bytes);
         take("replay.utxo_cache", &args.utxo_cache);
+        take("replay.utxo_cache_buckets", &args.utxo_cache_buckets);
         take("store.witness", &args.store_witness);
         take("store.script_sig", &args.store_script_sig);
     }

@@ -158,6 +158,8 @@ pub struct ReplaySettings {
     pub pipeline_bytes: u64,
     /// Bytes for the UTXO cache; `None` leaves it to the service.
     pub utxo_cache_bytes: Option<u64>,
+    /// Buckets of the UTXO cache: the oldest one leaves when it is full.
+    pub utxo_cache_buckets: u64,
 }
 
 /// What is stored of what could be left out.
@@ -240,6 +242,7 @@ impl Settings {
             "replay.utxo_cache" => {
                 self.replay.utxo_cache_bytes.map_or_else(|| "auto".to_owned(), format_size)
             }
+            "replay.utxo_cache_buckets" => self.replay.utxo_cache_buckets.to_string(),
             "store.witness" => self.store.witness.name().to_owned(),
             "store.script_sig" => self.store.script_sig.name().to_owned(),
             _ => unreachable!("OPTIONS lists no other key; a test prints them all"),
@@ -290,6 +293,7 @@ impl Values {
                 batch_bytes: self.get("replay.batch_bytes", size_not_zero)?.unwrap_or(4 << 20),
                 pipeline_bytes: self.get("replay.pipeline_bytes", size_not_zero)?.unwrap_or(256 << 20),
                 utxo_cache_bytes: self.get("replay.utxo_cache", parse_size_or_auto)?.flatten(),
+                utxo_cache_buckets: self.get("replay.utxo_cache_buckets", parse_buckets)?.unwrap_or(10),
             },
             store: StoreSettings {
                 witness: self.get("store.witness", parse_detail)?.unwrap_or(Detail::Full),
@@ -342,6 +346,14 @@ fn parse_threads(text: &str) -> Result<Option<usize>, String> {
             Ok(threads @ 1..=1024) => Ok(Some(threads)),
             _ => Err("use a number from 1 to 1024, or auto for one per core".to_owned()),
         },
+    }
+}
+
+/// A number of buckets.
+fn parse_buckets(text: &str) -> Result<u64, String> {
+    match text.parse::<u64>() {
+        Ok(buckets @ 1..=1000) => Ok(buckets),
+        _ => Err("use a number from 1 to 1000".to_owned()),
     }
 }
 

@@ -11,8 +11,9 @@ use crate::error::Error;
 use crate::pg::cluster::{Cluster, ServiceLock};
 use crate::pg::schema::{self, Facts};
 use crate::pg::{objects, pool, validate};
+use crate::prevouts::{UtxoLimits, UtxoOptions};
 use crate::profile::{Figures, Profile};
-use crate::replay::{self, ReplayOptions};
+use crate::replay::{self, FoundBlocks, ReplayOptions};
 use crate::rows::Store;
 use crate::verify::{Check, TableDigest, UtxoSetInfo};
 
@@ -26,14 +27,14 @@ const CONNECTIONS_MAX: usize = 40;
 pub async fn run(settings: &Settings) -> Result<(), Error> {
     let profile = Profile::start();
     let _at_work = ServiceLock::take(&settings.data_dir)?;
-    replay::check_source(&settings.blocks_dir, settings.network)?;
+    let found = replay::scan(&replay_options(settings)).await?;
     let cluster = Cluster::start(settings.cluster_options(true)).await?;
     let pool = pool::pool(cluster.pg_config(), CONNECTIONS_MAX)?;
     install(&cluster, &pool, settings).await?;
 
     let ending = signal();
     let synced = tokio::select! {
-        synced = sync(&pool, settings, &profile) => synced.map(Some),
+        synced = sync(&pool, found, settings, &profile) => synced.map(Some),
         () = ending => Ok(None),
     };
     if synced?.is_none() {
@@ -47,8 +48,8 @@ pub async fn run(settings: &Settings) -> Result<(), Error> {
 }
 
 /// Replays, and tells when everything is queryable.
-async fn sync(pool: &Pool, settings: &Settings, profile: &Profile) -> Result<(), Error> {
-    let outcome = replay::run(pool, &replay_options(settings), profile).await?;
+async fn sync(pool: &Pool, found: FoundBlocks, settings: &Settings, profile: &Profile) -> Result<(), Error> {
+    let outcome = replay::run(pool, found, &replay_options(settings), profile).await?;
     let client = pool.get().await.map_err(pool::Error::from)?;
     let figures = Figures { height: Some(outcome.tip_height), ..Figures::default() };
     profile.reached("Entered LIVE sync from start state", figures).record(&client).await;
@@ -98,6 +99,12 @@ fn replay_options(settings: &Settings) -> ReplayOptions {
         store: Store {
             witness: settings.store.witness == Detail::Full,
             script_sig: settings.store.script_sig == Detail::Full,
+        },
+        utxos: UtxoOptions {
+            dir: settings.data_dir.join("coins"),
+            cache_bytes_max: settings.replay.utxo_cache_bytes,
+            buckets: settings.replay.utxo_cache_buckets,
+            limits: UtxoLimits::default(),
         },
     }
 }

@@ -49,6 +49,7 @@ struct Replay {
     batch_bytes: Option<Scalar>,
     pipeline_bytes: Option<Scalar>,
     utxo_cache: Option<Scalar>,
+    utxo_cache_buckets: Option<Scalar>,
 }
 
 #[derive(Deserialize, Default)]
@@ -85,6 +86,7 @@ fn parse(text: &str, path: &Path) -> Result<BTreeMap<&'static str, (String, Orig
         ("replay.batch_bytes", replay.batch_bytes),
         ("replay.pipeline_bytes", replay.pipeline_bytes),
         ("replay.utxo_cache", replay.utxo_cache),
+        ("replay.utxo_cache_buckets", replay.utxo_cache_buckets),
         ("store.witness", store.witness),
         ("store.script_sig", store.script_sig),
     ];

@@ -64,7 +64,18 @@ pub const OPTIONS: &[OptionSpec] = &[
         "\"256MiB\"",
         "Most memory between reading blocks and sending rows.",
     ),
-    option("replay.utxo_cache", "utxo-cache", "\"auto\"", "Memory for the set of unspent outputs."),
+    option(
+        "replay.utxo_cache",
+        "utxo-cache",
+        "\"auto\"",
+        "Memory for the set of unspent outputs; what does not fit goes to sorted files in data_dir. 0: no cache.",
+    ),
+    option(
+        "replay.utxo_cache_buckets",
+        "utxo-cache-buckets",
+        "10",
+        "Parts of that memory: the oldest one leaves when it is full.",
+    ),
     option(
         "store.witness",
         "store-witness",

@@ -1,7 +1,7 @@
 //! The SQL functions and views against a real PostgreSQL, with a real node's answers, literal values, and the bitcoin
 //! crate as witnesses.
 
-// The helpers of the tests are tests too: a wrong answer of the server ends them where it is read.
+// What serves the tests belongs to them: a wrong answer of the server ends a test where it is read.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../support/postgres.rs"]
