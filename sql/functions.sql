@@ -67,23 +67,31 @@ comment on function chain.difficulty(bigint) is 'Difficulty of a compact target,
 -- Bytes
 
 create or replace function chain.le_bytes(value bigint, size integer) returns bytea
-language sql immutable strict parallel safe
-return substr(
-    set_byte(set_byte(set_byte(set_byte(set_byte(set_byte(set_byte(set_byte('\x0000000000000000'::bytea,
-    0, (value & 255)::integer), 1, (value >> 8 & 255)::integer), 2, (value >> 16 & 255)::integer),
-    3, (value >> 24 & 255)::integer), 4, (value >> 32 & 255)::integer), 5, (value >> 40 & 255)::integer),
-    6, (value >> 48 & 255)::integer), 7, (value >> 56 & 255)::integer), 1, size);
+language plpgsql immutable strict parallel safe set search_path = pg_catalog as $$
+begin
+    return substr(
+        set_byte(set_byte(set_byte(set_byte(set_byte(set_byte(set_byte(set_byte('\x0000000000000000'::bytea,
+        0, (value & 255)::integer), 1, (value >> 8 & 255)::integer), 2, (value >> 16 & 255)::integer),
+        3, (value >> 24 & 255)::integer), 4, (value >> 32 & 255)::integer), 5, (value >> 40 & 255)::integer),
+        6, (value >> 48 & 255)::integer), 7, (value >> 56 & 255)::integer), 1, size);
+end
+$$;
 comment on function chain.le_bytes(bigint, integer) is 'The low `size` bytes (1 to 8) of a number, least significant first.';
 
 create or replace function chain.compact_size(count bigint) returns bytea
-language sql immutable parallel safe
-return case
-    when count between 0 and 252 then chain.le_bytes(count, 1)
-    when count between 253 and 65535 then '\xfd'::bytea || chain.le_bytes(count, 2)
-    when count between 65536 and 4294967295 then '\xfe'::bytea || chain.le_bytes(count, 4)
-    when count > 0 then '\xff'::bytea || chain.le_bytes(count, 8)
-    when count < 0 then chain.refuse(format('invalid count %s: expected 0 or more', count))
-end;
+language plpgsql immutable strict parallel safe set search_path = pg_catalog as $$
+begin
+    if count < 0 then
+        perform chain.refuse(format('invalid count %s: expected 0 or more', count));
+    end if;
+    return case
+        when count < 253 then chain.le_bytes(count, 1)
+        when count < 65536 then '\xfd'::bytea || chain.le_bytes(count, 2)
+        when count < 4294967296 then '\xfe'::bytea || chain.le_bytes(count, 4)
+        else '\xff'::bytea || chain.le_bytes(count, 8)
+    end;
+end
+$$;
 comment on function chain.compact_size(bigint) is 'A count in the consensus encoding: 1, 3, 5 or 9 bytes.';
 
 create or replace function chain.reverse_hash(hash bytea) returns bytea
@@ -559,9 +567,11 @@ declare
 begin
     if size > 0 then
         item_count := chain.compact_size_at(bytes, 0);
+        if item_count >= size then -- an item takes a byte at least
+            perform chain.refuse(format('invalid witness: %s items in %s bytes', item_count, size));
+        end if;
         at := octet_length(chain.compact_size(item_count));
     end if;
-    -- Every item takes a byte at least: a count that promises more ends at the first missing one.
     for item in 1 .. item_count loop
         item_size := chain.compact_size_at(bytes, at);
         at := at + octet_length(chain.compact_size(item_size));

@@ -1,4 +1,5 @@
 //! Chains made by `chaingen`: the same bytes for the same options, the promised mix, and a real node that accepts them.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::HashMap;
 use std::fs;

@@ -1,5 +1,7 @@
 //! The command line as a user meets it: output, exit codes, layers, and what happens when commands collide or die.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::{
@@ -148,6 +150,39 @@ fn a_killed_server_is_back_for_the_next_command() {
     let output = psql(&dir, &["-Atc", "select n from kept"]);
     assert_eq!(stdout(&output), "42\n", "{}", stderr(&output));
     assert_ne!(dir.pid(), Some(pid));
+}
+
+/// In a container root may not see which program another user's process runs.
+#[test]
+fn root_of_a_container_adopts_and_stops_its_server() {
+    if !is_root() {
+        eprintln!("skipped: only root runs the server as another user");
+        return;
+    }
+    let dir = DataDir::new();
+    let contained = |args: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace", SATGRES]).args(args);
+        command.args(["--data-dir", dir.path().to_str().unwrap()]).current_dir("/").output().unwrap()
+    };
+    let first = contained(&["url"]);
+    assert!(first.status.success(), "{}", stderr(&first));
+    let pid = dir.pid().unwrap();
+    let sees = Command::new("setpriv")
+        .args(["--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace", "readlink"])
+        .arg(format!("/proc/{pid}/exe"))
+        .output()
+        .unwrap();
+    assert!(!sees.status.success(), "the test takes the capability away");
+    let second = contained(&["url"]);
+    assert_eq!((second.status.code(), &second.stdout), (Some(0), &first.stdout), "{}", stderr(&second));
+    assert_eq!(dir.pid(), Some(pid));
+    // Its leftovers are seen too.
+    signal(pid, libc::SIGKILL);
+    assert!(contained(&["pg", "start"]).status.success());
+    let pid = dir.pid().unwrap();
+    let stopped = contained(&["pg", "stop"]);
+    assert!(stopped.status.success() && !is_postgres(pid), "{}", stderr(&stopped));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The private PostgreSQL against the real server: made, adopted, stopped, killed, interrupted, contended.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::{
@@ -55,6 +57,8 @@ async fn first_start_makes_a_private_server_and_the_second_adopts_it() {
 
     assert!(Cluster::stop(dir.path().into()).await.unwrap());
     assert!(!is_postgres(cluster.postmaster().pid));
+    let log = fs::read_to_string(dir.path().join("pg.log")).unwrap();
+    assert!(!log.contains("connection to client lost"), "connections are closed properly:\n{log}");
     assert!(!Cluster::stop(dir.path().into()).await.unwrap());
 }
 
@@ -263,6 +267,31 @@ async fn a_directory_made_by_root_is_handed_over_and_a_closed_one_above_it_is_na
     let error = Cluster::start(full.options()).await.unwrap_err();
     assert!(matches!(error, Error::Account(_)), "{error}");
     assert_eq!(fs::metadata(full.path()).unwrap().uid(), 0);
+}
+
+#[tokio::test]
+async fn a_socket_of_the_users_own_choice_is_found_and_none_at_all_is_an_error() {
+    let dir = DataDir::new();
+    let first = Cluster::start(dir.options()).await.unwrap();
+    Cluster::stop(dir.path().into()).await.unwrap();
+    let chosen = dir.parent().join("chosen");
+    fs::create_dir(&chosen).unwrap();
+    fs::set_permissions(&chosen, fs::Permissions::from_mode(0o777)).unwrap();
+    let user_conf = dir.pg_dir().join("user.conf");
+    let text = format!("unix_socket_directories = '{}'\nport = 5433\n", chosen.display());
+    fs::write(&user_conf, text).unwrap();
+    for _ in ["started", "adopted"] {
+        let cluster = Cluster::start(dir.options()).await.unwrap();
+        assert_ne!(cluster.postmaster().pid, first.postmaster().pid);
+        assert_eq!((&cluster.postmaster().socket_dir, cluster.postmaster().port), (&chosen, 5433));
+        assert_eq!(query(&cluster, "select 'up'").await, "up");
+    }
+    Cluster::stop(dir.path().into()).await.unwrap();
+    fs::write(&user_conf, "unix_socket_directories = ''\nlisten_addresses = '127.0.0.1'\nport = 54871\n")
+        .unwrap();
+    let error = Cluster::start(dir.options()).await.unwrap_err().to_string();
+    assert!(error.contains("has no Unix socket"), "{error}");
+    assert!(Cluster::stop(dir.path().into()).await.unwrap());
 }
 
 #[tokio::test]

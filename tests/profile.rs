@@ -1,5 +1,7 @@
 //! Where PROFILE lines go: standard output always, the log too unless somebody would see them twice in one place.
 
+#![allow(clippy::unwrap_used)]
+
 use std::{
     fs::{self, File},
     io::Read as _,

@@ -1,5 +1,7 @@
 //! The schema against the real server: installed, installed again, refused; declared objects against the catalogue.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use satgres::{

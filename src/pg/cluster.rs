@@ -14,6 +14,7 @@
 //! ```
 
 mod account;
+mod files;
 mod initdb;
 mod lock;
 mod postmaster;
@@ -21,11 +22,8 @@ mod socket;
 
 use std::{
     fs::{self, File},
-    io::{self, Read as _, Seek as _, SeekFrom, Write as _},
-    os::unix::{
-        ffi::OsStrExt,
-        fs::{DirBuilderExt, OpenOptionsExt},
-    },
+    io,
+    os::unix::{ffi::OsStrExt, fs::DirBuilderExt},
     path::{Path, PathBuf},
     process::Stdio,
     time::{Duration, Instant},
@@ -36,6 +34,7 @@ use tracing::{debug, info};
 
 use self::{
     account::Account,
+    files::{LOG_BYTES_MAX, log_path, rotate, write_file},
     initdb::{initdb, version_of},
     lock::lock,
 };
@@ -49,9 +48,6 @@ use super::{
 pub const USER: &str = "satgres";
 /// The database.
 pub const DATABASE: &str = "satgres";
-
-/// Size at which the server's log is put aside, bytes.
-const LOG_BYTES_MAX: u64 = 16 << 20;
 
 /// Why there is no server.
 #[derive(Debug, thiserror::Error)]
@@ -186,11 +182,10 @@ impl Cluster {
         let reconfigure = options.reconfigure;
         let settings = options.settings.clone();
         let (mut cluster, started, lock) = blocking(move || Cluster::start_process(&options)).await?;
-        cluster.check_identity().await?;
+        cluster.check_in().await?;
         if reconfigure && !started {
             cluster.reconfigure(settings).await?;
         }
-        cluster.create_database().await?;
         drop(lock);
         Ok(cluster)
     }
@@ -207,7 +202,7 @@ impl Cluster {
             }
             let account = Account::choose(&data_dir, &pg_dir)?;
             let _lock = lock(&data_dir, &account)?;
-            let Some(pid) = postmaster::running(&pg_dir)? else { return Ok(false) };
+            let Some(pid) = postmaster::running(&pg_dir, &account)? else { return Ok(false) };
             postmaster::stop(pid, &pg_dir)?;
             info!(pid, "PostgreSQL stopped");
             Ok(true)
@@ -268,13 +263,16 @@ impl Cluster {
         let this = self.clone();
         let wanted = settings.clone();
         blocking(move || this.write_conf(&wanted, &this.postmaster.socket_dir)).await?;
-        let client = self.connect("postgres").await?;
-        if !needs_restart(&client, &self.pg_dir()).await? {
-            let reloaded = client.execute("select pg_reload_conf()", &[]).await;
+        let session = self.connect("postgres").await?;
+        let restart = needs_restart(&session.client, &self.pg_dir()).await?;
+        if !restart {
+            let reloaded = session.client.execute("select pg_reload_conf()", &[]).await;
             reloaded.map_err(|source| Error::Server { what: "reload its settings", source })?;
+        }
+        session.close().await;
+        if !restart {
             return Ok(false);
         }
-        drop(client);
         info!("restarting PostgreSQL: changed settings need it");
         let this = self.clone();
         self.postmaster = blocking(move || {
@@ -316,17 +314,10 @@ impl Cluster {
 
         let log = log_path(&data_dir);
         rotate(&log, LOG_BYTES_MAX)?;
-        if let Some(pid) = postmaster::running(&pg_dir)? {
-            let postmaster = postmaster::adopt(pid, &pg_dir, &log)?;
-            socket::check(&postmaster.socket_dir, &account).or_else(|error| {
-                // A directory that the user chose in user.conf is the user's affair.
-                let ours = socket::prepare(&data_dir, &account)?;
-                if postmaster.socket_dir == ours { Err(error) } else { Ok(()) }
-            })?;
-            debug!(pid, "PostgreSQL is running already");
+        if let Some(postmaster) = adopt(&data_dir, &account)? {
             return Ok((Cluster { data_dir, binaries, account, postmaster }, false, lock));
         }
-        postmaster::clear_leftovers(&pg_dir)?;
+        postmaster::clear_leftovers(&pg_dir, &account)?;
         let nobody = Postmaster { pid: 0, port: 0, socket_dir: PathBuf::new() };
         let mut cluster = Cluster { data_dir, binaries, account, postmaster: nobody };
         cluster.postmaster = cluster.spawn(&options.settings)?;
@@ -336,7 +327,7 @@ impl Cluster {
     /// Writes the settings and starts the server, which must be down.
     fn spawn(&self, settings: &[Setting]) -> Result<Postmaster, Error> {
         let socket_dir = socket::prepare(&self.data_dir, &self.account)?;
-        postmaster::clear_socket_lock(&socket_dir, socket::PORT)?;
+        postmaster::clear_socket_locks(&socket_dir)?;
         self.write_conf(settings, &socket_dir)?;
         let began = Instant::now();
         let program = self.binaries.program("postgres");
@@ -357,7 +348,7 @@ impl Cluster {
         let mut all = vec![
             Setting::new("listen_addresses", "", "a private server: nobody reaches it by network"),
             Setting::new("unix_socket_directories", socket_dir.to_string_lossy(), "closed to other users"),
-            Setting::new("unix_socket_permissions", "0700", "as above"),
+            Setting::new("unix_socket_permissions", "0700", "only the server's user, and root, may connect"),
             Setting::new("port", socket::PORT.to_string(), "only names the socket's file"),
         ];
         all.extend(conf::settle(settings, |name, value| self.knows(name, value)));
@@ -372,38 +363,68 @@ impl Cluster {
         status.is_ok_and(|status| status.success())
     }
 
-    async fn connect(&self, database: &str) -> Result<tokio_postgres::Client, Error> {
+    /// Opens a connection to one of the server's databases.
+    async fn connect(&self, database: &str) -> Result<Session, Error> {
         let mut config = self.pg_config();
         config.dbname(database);
         let failed = |source| Error::Server { what: "accept a connection", source };
         let (client, connection) = config.connect(NoTls).await.map_err(failed)?;
-        tokio::spawn(super::pool::drive(connection));
-        Ok(client)
+        Ok(Session { client, task: tokio::spawn(super::pool::drive(connection)) })
     }
 
-    /// Checks that the socket is answered by the server of this directory.
-    async fn check_identity(&self) -> Result<(), Error> {
-        let client = self.connect("postgres").await?;
-        let row = client.query_one("select current_setting('data_directory')", &[]).await;
+    /// Checks that the socket is answered by the server of this directory, and makes the database if need be.
+    async fn check_in(&self) -> Result<(), Error> {
+        let session = self.connect("postgres").await?;
+        let sql = "select current_setting('data_directory'),
+                          exists (select from pg_database where datname = $1)";
+        let row = session.client.query_one(sql, &[&DATABASE]).await;
         let row = row.map_err(|source| Error::Server { what: "name its directory", source })?;
-        let found: String = row.get(0);
+        let (found, has_database): (String, bool) = (row.get(0), row.get(1));
         if fs::canonicalize(&found).ok() != fs::canonicalize(self.pg_dir()).ok() {
             let socket_dir = self.postmaster.socket_dir.clone();
             return Err(Error::OtherCluster { socket_dir, found, pg_dir: self.pg_dir() });
         }
-        Ok(())
-    }
-
-    async fn create_database(&self) -> Result<(), Error> {
-        let client = self.connect("postgres").await?;
-        let failed = |source| Error::Server { what: "create the database", source };
-        let there = client.query_opt("select from pg_database where datname = $1", &[&DATABASE]).await;
-        if there.map_err(failed)?.is_none() {
+        if !has_database {
             let sql = "create database satgres encoding 'UTF8' locale 'C' template template0";
-            client.batch_execute(sql).await.map_err(failed)?;
+            let made = session.client.batch_execute(sql).await;
+            made.map_err(|source| Error::Server { what: "create the database", source })?;
         }
+        session.close().await;
         Ok(())
     }
+}
+
+/// A connection of this module's own.
+struct Session {
+    client: tokio_postgres::Client,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Session {
+    /// Says goodbye to the server, which otherwise logs a lost client.
+    async fn close(self) {
+        drop(self.client);
+        if let Err(error) = self.task.await {
+            debug!(%error, "a connection's task ended badly");
+        }
+    }
+}
+
+/// The server that runs already, once it is ready; `None` where none runs, or it was just stopping.
+fn adopt(data_dir: &Path, account: &Account) -> Result<Option<Postmaster>, Error> {
+    let pg_dir = data_dir.join("pg");
+    let Some(pid) = postmaster::running(&pg_dir, account)? else { return Ok(None) };
+    let postmaster = match postmaster::adopt(pid, &pg_dir, &log_path(data_dir), account) {
+        Err(postmaster::Error::Died { .. }) => return Ok(None),
+        other => other?,
+    };
+    socket::check(&postmaster.socket_dir, account).or_else(|error| {
+        // A directory that the user chose in user.conf is the user's affair.
+        let ours = socket::prepare(data_dir, account)?;
+        if postmaster.socket_dir == ours { Err(error) } else { Ok(()) }
+    })?;
+    debug!(pid, "PostgreSQL is running already");
+    Ok(Some(postmaster))
 }
 
 /// Whether the configuration files ask for something that only a restart gives.
@@ -461,53 +482,6 @@ fn open_to_account(data_dir: &Path, account: &Account) -> Result<(), Error> {
     Ok(())
 }
 
-fn log_path(data_dir: &Path) -> PathBuf {
-    data_dir.join("pg.log")
-}
-
-/// Copies a log that has grown beyond `bytes_max` to `pg.log.1` and empties it; the server appends, so it goes on.
-fn rotate(log: &Path, bytes_max: u64) -> Result<(), Error> {
-    let mut options = fs::OpenOptions::new();
-    let mut file = match options.read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(log) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(source) => return Err(io_error("open", log)(source)),
-    };
-    let bytes = file.metadata().map_err(io_error("look at", log))?.len();
-    if bytes <= bytes_max {
-        return Ok(());
-    }
-    let before = log.with_extension("log.1");
-    // No more than the newest part is kept, however large the log grew before anybody looked.
-    file.seek(SeekFrom::Start(bytes - bytes_max)).map_err(io_error("read", log))?;
-    let mut kept = Vec::new();
-    (&mut file).take(bytes_max).read_to_end(&mut kept).map_err(io_error("read", log))?;
-    replace_file(&before, &kept).map_err(io_error("write", &before))?;
-    file.set_len(0).map_err(io_error("empty", log))
-}
-
-/// Writes a file of the server's where its text differs: whole or not at all.
-fn write_file(path: &Path, text: &str, account: &Account) -> Result<(), Error> {
-    if fs::read(path).is_ok_and(|found| found == text.as_bytes()) {
-        return Ok(());
-    }
-    let new = path.with_extension("conf.new");
-    replace_file(&new, text.as_bytes()).map_err(io_error("write", &new))?;
-    account.hand_over(&new)?;
-    fs::rename(&new, path).map_err(io_error("write", path))
-}
-
-/// Writes a new file in place of an old one, never through a link that stands there.
-fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
-}
-
 /// Encodes a path for use in a URL's query.
 fn percent_encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
@@ -538,19 +512,5 @@ mod tests {
     #[test]
     fn a_path_with_odd_bytes_survives_in_a_url() {
         assert_eq!(percent_encode(b"/tmp/a b&c=d%\xc3\xa9"), "/tmp/a%20b%26c%3Dd%25%C3%A9");
-    }
-
-    #[test]
-    fn a_log_is_cut_at_its_bound_and_its_newest_part_kept() {
-        let temp = tempfile::tempdir().unwrap();
-        let log = temp.path().join("pg.log");
-        rotate(&log, 10).unwrap();
-        fs::write(&log, "0123456789").unwrap();
-        rotate(&log, 10).unwrap();
-        assert_eq!(fs::read(&log).unwrap(), b"0123456789");
-        fs::write(&log, "abcdefgh0123456789").unwrap();
-        rotate(&log, 10).unwrap();
-        assert_eq!(fs::read(&log).unwrap(), b"");
-        assert_eq!(fs::read(temp.path().join("pg.log.1")).unwrap(), b"0123456789");
     }
 }

@@ -132,6 +132,24 @@ impl Account {
         })
     }
 
+    /// Looks at files with this user's eyes: only it may see which program and directory its processes have.
+    ///
+    /// Root may too, but not in containers, which take that capability away. Only this thread is affected.
+    pub(super) fn look<T>(&self, at: impl FnOnce() -> T) -> T {
+        struct Restore;
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                set_file_ids(0, 0);
+            }
+        }
+        if !self.is_other {
+            return at();
+        }
+        let _restore = Restore;
+        set_file_ids(self.uid, self.gid);
+        at()
+    }
+
     /// Whether this user can enter a directory.
     #[must_use]
     pub(super) fn can_enter(&self, dir: &Path) -> bool {
@@ -163,6 +181,16 @@ impl Account {
         ancestors.reverse();
         let closed = ancestors.into_iter().find(|ancestor| !self.can_enter(ancestor)).unwrap_or(dir);
         Err(Error::Unreachable { user: self.name.clone(), dir: closed.to_owned() })
+    }
+}
+
+/// Sets the ids by which the kernel judges this thread's access to files; only root can.
+fn set_file_ids(uid: u32, gid: u32) {
+    // SAFETY: both calls change this thread's own credentials only and cannot fail in a way that matters: a
+    // process that is not looked at with the right eyes counts as a stranger.
+    unsafe {
+        libc::setfsgid(gid);
+        libc::setfsuid(uid);
     }
 }
 

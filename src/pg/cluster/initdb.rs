@@ -16,7 +16,7 @@ use std::{
 
 use tracing::info;
 
-use super::{Error, USER, account::Account, io_error, write_file};
+use super::{Error, USER, account::Account, files::write_file, io_error};
 use crate::pg::{binaries::Binaries, conf};
 
 /// Major version of the cluster in a directory; `None` where there is none yet.

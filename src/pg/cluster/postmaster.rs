@@ -11,7 +11,6 @@ use std::{
         process::CommandExt,
     },
     path::{Path, PathBuf},
-    process::ExitStatus,
     sync::mpsc,
     time::{Duration, Instant},
 };
@@ -53,6 +52,14 @@ pub enum Error {
         seconds: u64,
         /// The log file.
         log: PathBuf,
+    },
+    /// It listens nowhere.
+    #[error(
+        "PostgreSQL (process {pid}) has no Unix socket: unix_socket_directories is empty\n  help: take that setting out of user.conf, then kill -INT {pid}"
+    )]
+    NoSocket {
+        /// The server's process.
+        pid: i32,
     },
     /// It does not stop.
     #[error(
@@ -128,7 +135,11 @@ fn read_pid_file(pg_dir: &Path) -> Result<Option<PidFile>, Error> {
 }
 
 /// Whether a live process runs `postgres` in the cluster's directory.
-fn works_in(pid: i32, pg_dir: &Path) -> bool {
+fn works_in(pid: i32, pg_dir: &Path, account: &Account) -> bool {
+    account.look(|| is_server_in(pid, pg_dir))
+}
+
+fn is_server_in(pid: i32, pg_dir: &Path) -> bool {
     let proc_dir = PathBuf::from(format!("/proc/{pid}"));
     let Ok(program) = fs::read_link(proc_dir.join("exe")) else { return false };
     // After a package upgrade the link reads "…/postgres (deleted)".
@@ -142,16 +153,28 @@ fn works_in(pid: i32, pg_dir: &Path) -> bool {
     }
 }
 
+/// When a process was started, in the kernel's ticks; `None` once it has ended, even if nobody has reaped it yet.
+fn start_time(pid: i32) -> Option<u64> {
+    parse_start_time(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// Reads `pid (name) state …`: the start is the 22nd field; the name may hold anything, parentheses too.
+fn parse_start_time(stat: &str) -> Option<u64> {
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") { None } else { fields.nth(18)?.parse().ok() }
+}
+
 /// Process id of the cluster's server, ready or not; `None` where none runs.
-pub(super) fn running(pg_dir: &Path) -> Result<Option<i32>, Error> {
-    Ok(read_pid_file(pg_dir)?.map(|file| file.pid).filter(|pid| works_in(*pid, pg_dir)))
+pub(super) fn running(pg_dir: &Path, account: &Account) -> Result<Option<i32>, Error> {
+    Ok(read_pid_file(pg_dir)?.map(|file| file.pid).filter(|pid| works_in(*pid, pg_dir, account)))
 }
 
 /// All processes that run `postgres` in the cluster's directory.
-fn processes(pg_dir: &Path) -> Vec<i32> {
+fn processes(pg_dir: &Path, account: &Account) -> Vec<i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(|pid| works_in(*pid, pg_dir)).collect()
+    pids.filter(|pid| works_in(*pid, pg_dir, account)).collect()
 }
 
 /// Makes sure that nothing of an earlier server is in the way: waits for its orphaned backends, ends those that
@@ -159,10 +182,10 @@ fn processes(pg_dir: &Path) -> Vec<i32> {
 ///
 /// # Errors
 /// [`Error::Leftovers`].
-pub(super) fn clear_leftovers(pg_dir: &Path) -> Result<(), Error> {
+pub(super) fn clear_leftovers(pg_dir: &Path, account: &Account) -> Result<(), Error> {
     // Their server is dead, so crash recovery is due anyway and ending them the hard way loses nothing.
     for signal in [None, Some(libc::SIGQUIT), Some(libc::SIGKILL)] {
-        let found = processes(pg_dir);
+        let found = processes(pg_dir, account);
         if let Some(signal) = signal {
             for pid in &found {
                 warn!(pid, signal, "ending a process of a PostgreSQL that was killed");
@@ -171,11 +194,11 @@ pub(super) fn clear_leftovers(pg_dir: &Path) -> Result<(), Error> {
             }
         }
         let began = Instant::now();
-        while !processes(pg_dir).is_empty() && began.elapsed() < LEFTOVER_WAIT {
+        while !processes(pg_dir, account).is_empty() && began.elapsed() < LEFTOVER_WAIT {
             std::thread::sleep(POLL * 5);
         }
     }
-    let pids = processes(pg_dir);
+    let pids = processes(pg_dir, account);
     if !pids.is_empty() {
         return Err(Error::Leftovers { pids, pg_dir: pg_dir.to_owned() });
     }
@@ -193,14 +216,20 @@ pub(super) fn clear_leftovers(pg_dir: &Path) -> Result<(), Error> {
 
 /// Removes the socket's lock file that a killed server left: it names the same process id. Only where no server
 /// runs, and only in a directory that no other server uses.
-pub(super) fn clear_socket_lock(socket_dir: &Path, port: u16) -> Result<(), Error> {
-    let path = socket_dir.join(format!(".s.PGSQL.{port}.lock"));
-    match fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(Error::Io { what: "remove", path, source: error })
+pub(super) fn clear_socket_locks(socket_dir: &Path) -> Result<(), Error> {
+    let read = fs::read_dir(socket_dir);
+    let entries = read.map_err(|source| Error::Io { what: "read", path: socket_dir.to_owned(), source })?;
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with(".s.PGSQL.") && name.ends_with(".lock") {
+            fs::remove_file(&path).map_err(|source| Error::Io {
+                what: "remove",
+                path: path.clone(),
+                source,
+            })?;
         }
-        _ => Ok(()),
     }
+    Ok(())
 }
 
 /// Starts the server in a session of its own, so that it outlives satgres and Ctrl-C, and waits until it is ready.
@@ -245,7 +274,7 @@ pub(super) fn spawn(
         .spawn(move || ended_sender.send(child.wait()))
         .map_err(io_error("watch", program))?;
     wait_ready(pid, pg_dir, log, || match ended.try_recv() {
-        Ok(Ok(status)) => Some(describe(status)),
+        Ok(Ok(status)) => Some(status.to_string()),
         Ok(Err(error)) => Some(error.to_string()),
         Err(_) => None,
     })
@@ -259,8 +288,8 @@ pub(super) fn spawn(
 }
 
 /// Waits until a server that somebody else started is ready.
-pub(super) fn adopt(pid: i32, pg_dir: &Path, log: &Path) -> Result<Postmaster, Error> {
-    wait_ready(pid, pg_dir, log, || (!works_in(pid, pg_dir)).then(|| "it ended".to_owned()))
+pub(super) fn adopt(pid: i32, pg_dir: &Path, log: &Path, account: &Account) -> Result<Postmaster, Error> {
+    wait_ready(pid, pg_dir, log, || (!works_in(pid, pg_dir, account)).then(|| "it ended".to_owned()))
 }
 
 fn wait_ready(
@@ -272,10 +301,10 @@ fn wait_ready(
     let began = Instant::now();
     let mut told = Duration::ZERO;
     loop {
-        if let Some(PidFile { pid: found, port: Some(port), socket_dir: Some(socket_dir), ready: true }) =
-            read_pid_file(pg_dir)?
-            && found == pid
+        if let Some(PidFile { port: Some(port), socket_dir, ready: true, .. }) =
+            read_pid_file(pg_dir)?.filter(|file| file.pid == pid)
         {
+            let socket_dir = socket_dir.ok_or(Error::NoSocket { pid })?;
             return Ok(Postmaster { pid, port, socket_dir });
         }
         if let Some(status) = ended() {
@@ -298,6 +327,8 @@ fn wait_ready(
 /// # Errors
 /// [`Error::NotStopped`].
 pub(super) fn stop(pid: i32, pg_dir: &Path) -> Result<(), Error> {
+    // A number that another process gets while this one waits is told by its start.
+    let Some(start) = start_time(pid) else { return Ok(()) };
     // SAFETY: sends a signal to the process that was just seen to be this cluster's server.
     if unsafe { libc::kill(pid, libc::SIGINT) } != 0 {
         let source = io::Error::last_os_error();
@@ -306,17 +337,13 @@ pub(super) fn stop(pid: i32, pg_dir: &Path) -> Result<(), Error> {
         }
     }
     let began = Instant::now();
-    while works_in(pid, pg_dir) {
+    while start_time(pid).is_some_and(|time| time == start) {
         if began.elapsed() > STOP_WAIT_MAX {
             return Err(Error::NotStopped { pid, seconds: began.elapsed().as_secs() });
         }
         std::thread::sleep(POLL);
     }
     Ok(())
-}
-
-fn describe(status: ExitStatus) -> String {
-    status.to_string()
 }
 
 /// The last lines that were written to the log since `from`, each indented.
@@ -354,8 +381,16 @@ mod tests {
     }
 
     #[test]
+    fn a_dead_process_that_nobody_reaped_has_no_start() {
+        let rest = "1 2 3 0 -1 4194560 5 6 7 8 9 10 11 12 20 0 1 0 8675309 13 14";
+        assert_eq!(parse_start_time(&format!("4711 (a) b)) S {rest}")), Some(8_675_309));
+        assert_eq!(parse_start_time(&format!("4711 (postgres) Z {rest}")), None);
+        assert!(start_time(i32::try_from(std::process::id()).unwrap()).is_some());
+    }
+
+    #[test]
     fn this_process_is_no_server() {
         let here = std::env::current_dir().unwrap();
-        assert!(!works_in(i32::try_from(std::process::id()).unwrap(), &here));
+        assert!(!is_server_in(i32::try_from(std::process::id()).unwrap(), &here));
     }
 }
