@@ -158,6 +158,26 @@ impl Plan {
         self.entries.iter().find(|entry| entry.key == key)
     }
 
+    /// What matters most, in one line for the log.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let setting = |key| self.entry(key).map_or_else(String::new, |entry| entry.value.to_postgres());
+        let page_cache =
+            self.parts.iter().find(|part| part.name == "page cache").map_or(0, |part| part.bytes);
+        format!(
+            "UTXO cache {} ({}), TxNumCache {}, pipeline {}, {} builds of {}, shared_buffers {}, work_mem {}, page cache {}",
+            about(self.utxo_cache_bytes),
+            self.entry("utxo_cache_bytes").map_or("", |entry| &entry.origin),
+            about(self.txnum_cache_bytes),
+            about(self.pipeline_bytes),
+            self.builds,
+            setting("maintenance_work_mem"),
+            setting("shared_buffers"),
+            setting("work_mem"),
+            about(page_cache)
+        )
+    }
+
     /// The settings of the server, for its configuration file.
     #[must_use]
     pub fn settings(&self) -> Vec<Setting> {

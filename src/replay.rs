@@ -55,6 +55,8 @@ pub struct ReplayOptions {
     pub threads: usize,
     /// Index builds that may run side by side when nothing is being loaded.
     pub builds_max: usize,
+    /// Sort memory of one build, bytes.
+    pub build_bytes: u64,
     /// What is stored of what could be left out.
     pub store: Store,
 }
@@ -208,7 +210,8 @@ async fn load_and_restore(
     for segment in present.iter().filter(|segment| !segment.is_attached) {
         let _ = loaded.send(segment.clone());
     }
-    let restoring = tokio::spawn(restore(pool.clone(), to_restore, builds, profile.clone()));
+    let restoring =
+        tokio::spawn(restore(pool.clone(), to_restore, builds, options.build_bytes, profile.clone()));
     let ended = match segments.first().map(|segment| *segment.heights.start()) {
         Some(height_first) => load(pool, chain, height_first, segments, &loaded, options, profile).await,
         None => Ok(None),

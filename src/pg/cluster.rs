@@ -43,6 +43,7 @@ use super::{
     binaries::{self, Binaries},
     conf::{self, Setting},
 };
+use crate::plan::Phase;
 
 /// Superuser of the cluster, and name of the database.
 pub const USER: &str = "satgres";
@@ -291,6 +292,16 @@ impl Cluster {
         rotate(&log_path(&self.data_dir), LOG_BYTES_MAX)
     }
 
+    /// The phase that the server's settings were last written for: LIVE once it was reached, before that REPLAY.
+    #[must_use]
+    pub fn recorded_phase(data_dir: &Path) -> Phase {
+        let text = fs::read_to_string(conf_path(data_dir)).unwrap_or_default();
+        match conf::value_in(&text, "wal_level") {
+            Some(level) if level != "minimal" => Phase::Live,
+            _ => Phase::Replay,
+        }
+    }
+
     /// The steps that need no connection. Returns whether the server was started here, and the lock.
     fn start_process(options: &Options) -> Result<(Cluster, bool, File), Error> {
         let data_dir = make_data_dir(&options.data_dir)?;
@@ -352,7 +363,14 @@ impl Cluster {
             Setting::new("port", socket::PORT.to_string(), "only names the socket's file"),
         ];
         all.extend(conf::settle(settings, |name, value| self.knows(name, value)));
-        write_file(&self.pg_dir().join("satgres.conf"), &conf::render(&all), &self.account)
+        let (path, text) = (conf_path(&self.data_dir), conf::render(&all));
+        if let Ok(before) = fs::read_to_string(&path) {
+            let changes = conf::changes(&before, &text);
+            if !changes.is_empty() {
+                info!(changes = changes.join(", "), "settings of PostgreSQL changed");
+            }
+        }
+        write_file(&path, &text, &self.account)
     }
 
     /// Asks the server program whether it accepts a setting's value.
@@ -480,6 +498,11 @@ fn open_to_account(data_dir: &Path, account: &Account) -> Result<(), Error> {
         account.hand_over(data_dir)?;
     }
     Ok(())
+}
+
+/// The file of settings that satgres writes.
+fn conf_path(data_dir: &Path) -> PathBuf {
+    data_dir.join("pg/satgres.conf")
 }
 
 /// Encodes a path for use in a URL's query.

@@ -101,6 +101,32 @@ pub fn render(settings: &[Setting]) -> String {
     text
 }
 
+/// Value of a setting in a rendered file.
+#[must_use]
+pub fn value_in(text: &str, name: &str) -> Option<String> {
+    rendered(text).find(|(known, _)| *known == name).map(|(_, value)| value)
+}
+
+/// The settings that differ between two rendered files, for the log: `wal_level: minimal -> replica`.
+#[must_use]
+pub fn changes(before: &str, after: &str) -> Vec<String> {
+    let unset = || "unset".to_owned();
+    let now =
+        rendered(after).map(|(name, value)| (name, value_in(before, name).unwrap_or_else(unset), value));
+    let gone = rendered(before).filter(|(name, _)| value_in(after, name).is_none());
+    let all = now.chain(gone.map(|(name, value)| (name, value, unset())));
+    all.filter(|(_, from, to)| from != to).map(|(name, from, to)| format!("{name}: {from} -> {to}")).collect()
+}
+
+/// Names and values of a rendered file.
+fn rendered(text: &str) -> impl Iterator<Item = (&str, String)> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines.filter_map(|line| {
+        let (name, value) = line.split_once(" = '")?;
+        Some((name, value.strip_suffix('\'')?.replace("''", "'").replace("\\\\", "\\")))
+    })
+}
+
 /// What a fresh `user.conf` says.
 pub const USER_CONF: &str = "\
 # Your own PostgreSQL settings for this cluster. They win over satgres.conf and satgres never changes this file.
@@ -135,6 +161,25 @@ mod tests {
         let without = settle(&replay(2), |_, value| value != "lz4");
         assert_eq!(value(&without, "wal_compression").as_deref(), Some("pglz"));
         assert_eq!(value(&without, "default_toast_compression"), None);
+    }
+
+    #[test]
+    fn a_rendered_file_is_read_back_and_compared() {
+        let before = render(&[
+            Setting::new("unix_socket_directories", "/tmp/it's", "private"),
+            Setting::new("wal_level", "minimal", "no WAL"),
+            Setting::new("jit", "off", "fixed"),
+        ]);
+        let after = render(&[
+            Setting::new("unix_socket_directories", "/tmp/it's", "private = ''"),
+            Setting::new("wal_level", "replica", "backups"),
+            Setting::new("max_wal_senders", "10", "backups"),
+        ]);
+        assert_eq!(value_in(&before, "unix_socket_directories").as_deref(), Some("/tmp/it's"));
+        assert_eq!(value_in(&before, "wal"), None);
+        let expected = ["wal_level: minimal -> replica", "max_wal_senders: unset -> 10", "jit: off -> unset"];
+        assert_eq!(changes(&before, &after), expected);
+        assert_eq!(changes(&after, &after), [""; 0]);
     }
 
     #[test]

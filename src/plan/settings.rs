@@ -230,7 +230,8 @@ fn wal(entries: &mut Entries<'_>, phase: Phase) {
         let why = "COPY into a table made in the same transaction then writes no WAL";
         entries.fixed("wal_level", Value::Text("minimal"), why);
         entries.fixed("max_wal_senders", Value::Count(0), "wal_level = minimal demands it");
-        entries.fixed("checkpoint_timeout", Value::Text("30min"), "a checkpoint in mid-load is paid twice");
+        let why = "every checkpoint makes the next change of a page log all of it";
+        entries.fixed("checkpoint_timeout", Value::Text("30min"), why);
     }
     let (max, origin) = match &entries.resources.disk_free_bytes {
         Some(free) if free.value / 16 < 4 * GIB => {

@@ -95,7 +95,8 @@ impl Shares {
         let (pipeline, threads) = pipeline(ram, cpus, phase, overrides);
         let service = (ram / 8).min(SERVICE_BYTES_MAX);
         let system = (ram / 16).min(SYSTEM_BYTES_MAX);
-        let others = sum([utxo_cache, txnum_cache, pipeline, service, system]);
+        // A smaller cache than the rule's leaves the server's settings alone: they would need a restart.
+        let others = sum([utxo_cache.max(utxo_rule), txnum_cache, pipeline, service, system]);
         // On a host of its own the server has all of that host's memory: for want of knowledge, as much as this one's.
         // However much was asked for our caches, it gets a quarter here.
         let server = if is_server_here { ram.saturating_sub(others).max(ram / 4) } else { ram };
