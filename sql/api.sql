@@ -212,25 +212,30 @@ end;
 comment on function api.transaction(text) is 'The transaction with this txid (hex); of two that share it (BIP30), the later first.';
 
 create function api.address_balance(address text)
-returns table (balance bigint, received bigint, spent bigint, output_count bigint, input_count bigint, utxo_count bigint)
+returns table (
+    balance bigint, received bigint, spent bigint, output_count bigint, input_count bigint, utxo_count bigint)
 language sql stable parallel safe rows 1
 begin atomic
     select c.received - d.spent, c.received, d.spent, c.output_count, d.input_count, c.output_count - d.input_count
     from (
         select coalesce(sum(o.value), 0)::bigint as received, count(*) as output_count
         from chain.outputs o
-        where o.script_hash = (select chain.address_script_hash($1)) and chain.height(o.tx_num) <= (select chain.tip_height())
+        where o.script_hash = (select chain.address_script_hash($1))
+          and chain.height(o.tx_num) <= (select chain.tip_height())
           and o.tx_num <> 0
           and (o.tx_num, o.vout) not in (select w.tx_num, w.vout from chain.overwritten w)) c
     cross join (
         select coalesce(sum(i.value), 0)::bigint as spent, count(*) as input_count
         from chain.inputs i
-        where i.script_hash = (select chain.address_script_hash($1)) and chain.height(i.tx_num) <= (select chain.tip_height())) d;
+        where i.script_hash = (select chain.address_script_hash($1))
+          and chain.height(i.tx_num) <= (select chain.tip_height())) d;
 end;
 comment on function api.address_balance(text) is 'Sums of an address at the tip: balance = received - spent (satoshis), and the numbers of outputs that pay it, inputs that spend from it, and unspent outputs. Overwritten outputs (BIP30) and the genesis output, which nobody can spend, are left out.';
 
 create function api.address_history(address text, max_rows integer default 100, before_tx_num bigint default null)
-returns table (tx_num bigint, height integer, tx_index integer, txid text, block_time timestamptz, received bigint, spent bigint, change bigint)
+returns table (
+    tx_num bigint, height integer, tx_index integer, txid text, block_time timestamptz, received bigint, spent bigint,
+    change bigint)
 language sql stable parallel safe
 begin atomic
     -- From each transaction to the one before it, by two probes of the indexes: a page costs the same whether the
@@ -264,26 +269,30 @@ end;
 comment on function api.address_history(text, integer, bigint) is 'The transactions that pay an address or spend from it, newest first, with what it received, spent, and the change of its balance (satoshis). Next page: before_tx_num = the last tx_num of this one.';
 
 create function api.address_utxos(address text)
-returns table (tx_num bigint, height integer, txid text, vout integer, value bigint, is_coinbase boolean, confirmations integer)
+returns table (
+    tx_num bigint, height integer, txid text, vout integer, value bigint, is_coinbase boolean, confirmations integer)
 language sql stable parallel safe
 begin atomic
     select o.tx_num, chain.height(o.tx_num),
         (select chain.txid_hex(t.txid) from chain.transactions t where t.tx_num = o.tx_num),
         o.vout, o.value, (o.tx_num & 65535) = 0, (select chain.tip_height()) - chain.height(o.tx_num) + 1
     from chain.outputs o
-    where o.script_hash = (select chain.address_script_hash($1)) and chain.height(o.tx_num) <= (select chain.tip_height())
+    where o.script_hash = (select chain.address_script_hash($1))
+      and chain.height(o.tx_num) <= (select chain.tip_height())
       and o.tx_num <> 0
       -- The spender carries the script_hash too: one range of its index, and not a look-up for every output.
       and not exists (
           select from chain.inputs i
           where i.prev_tx_num = o.tx_num and i.prev_vout = o.vout and i.tx_num >= o.tx_num
-            and i.script_hash = (select chain.address_script_hash($1)) and chain.height(i.tx_num) <= (select chain.tip_height()))
+            and i.script_hash = (select chain.address_script_hash($1))
+            and chain.height(i.tx_num) <= (select chain.tip_height()))
       and (o.tx_num, o.vout) not in (select w.tx_num, w.vout from chain.overwritten w)
     order by o.tx_num desc, o.vout;
 end;
 comment on function api.address_utxos(text) is 'The unspent outputs of an address at the tip, newest first; values in satoshis.';
 
-create function api.largest_fees(max_rows integer default 10, height_first integer default 0, height_last integer default null)
+create function api.largest_fees(
+    max_rows integer default 10, height_first integer default 0, height_last integer default null)
 returns setof api.transactions
 language sql stable parallel safe
 begin atomic
@@ -291,7 +300,7 @@ begin atomic
     where v.tx_num = any (array(
         select t.tx_num from chain.transactions t
         where t.fee is not null and t.tx_num >= chain.first_tx_num($2)
-          and t.tx_num < coalesce(chain.first_tx_num($3 + 1), 9223372036854775807)
+          and t.tx_num < coalesce(chain.first_tx_num($3) + 65536, 9223372036854775807)
           and chain.height(t.tx_num) <= (select chain.tip_height())
         order by t.fee desc, t.tx_num
         limit $1))

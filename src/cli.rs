@@ -170,6 +170,9 @@ struct RunArgs {
     pipeline_bytes: Option<String>,
     #[command(flatten)]
     caches: CacheArgs,
+    /// Parts of the memory for unspent outputs; the oldest leaves when it is full [default: 10]
+    #[arg(long, value_name = "N")]
+    utxo_cache_buckets: Option<String>,
     /// Who decides on PostgreSQL's settings: auto, as `satgres tune` shows them, or off [default: auto]
     #[arg(long, value_name = "WHO")]
     tune: Option<String>,
@@ -184,7 +187,7 @@ struct RunArgs {
 /// Sizes of the caches.
 #[derive(Debug, Args)]
 struct CacheArgs {
-    /// Memory for the set of unspent outputs [default: from the memory plan]
+    /// Memory for the set of unspent outputs, 0 for none; the rest goes to sorted files [default: from the memory plan]
     #[arg(long, value_name = "SIZE")]
     utxo_cache: Option<String>,
     /// Buckets of the cache of recent transactions; the oldest goes when the newest is full [default: 10]
@@ -433,6 +436,7 @@ fn low_args(cli: &Cli) -> LowArgs {
         take("replay.threads", &args.threads);
         take("replay.batch_bytes", &args.batch_bytes);
         take("replay.pipeline_bytes", &args.pipeline_bytes);
+        take("replay.utxo_cache_buckets", &args.utxo_cache_buckets);
         take("tune", &args.tune);
         take("store.witness", &args.store_witness);
         take("store.script_sig", &args.store_script_sig);

@@ -164,6 +164,8 @@ pub struct ReplaySettings {
     pub pipeline_bytes: Option<u64>,
     /// Bytes for the UTXO cache; `None` leaves it to the plan.
     pub utxo_cache_bytes: Option<u64>,
+    /// Buckets of the UTXO cache: the oldest one leaves when it is full.
+    pub utxo_cache_buckets: u64,
 }
 
 /// How live sync works.
@@ -297,6 +299,7 @@ impl Settings {
             "replay.utxo_cache" => {
                 self.replay.utxo_cache_bytes.map_or_else(|| "auto".to_owned(), format_size)
             }
+            "replay.utxo_cache_buckets" => self.replay.utxo_cache_buckets.to_string(),
             "live.txnum_cache_buckets" => self.live.txnum_cache_buckets.to_string(),
             "live.txnum_cache_bucket_size" => self.live.txnum_cache_bucket_size.to_string(),
             "store.witness" => self.store.witness.name().to_owned(),
@@ -349,6 +352,7 @@ impl Values {
                 batch_bytes: self.get("replay.batch_bytes", size_not_zero)?.unwrap_or(4 << 20),
                 pipeline_bytes: self.get("replay.pipeline_bytes", parse_pipeline_bytes)?.flatten(),
                 utxo_cache_bytes: self.get("replay.utxo_cache", parse_size_or_auto)?.flatten(),
+                utxo_cache_buckets: self.get("replay.utxo_cache_buckets", parse_buckets)?.unwrap_or(10),
             },
             live: LiveSettings {
                 txnum_cache_buckets: self.get("live.txnum_cache_buckets", parse_count)?.unwrap_or(10),
@@ -407,6 +411,14 @@ fn parse_threads(text: &str) -> Result<Option<usize>, String> {
             Ok(threads @ 1..=1024) => Ok(Some(threads)),
             _ => Err("use a number from 1 to 1024, or auto for one per core".to_owned()),
         },
+    }
+}
+
+/// A number of buckets.
+fn parse_buckets(text: &str) -> Result<u64, String> {
+    match text.parse::<u64>() {
+        Ok(buckets @ 1..=1000) => Ok(buckets),
+        _ => Err("use a number from 1 to 1000".to_owned()),
     }
 }
 

@@ -84,7 +84,8 @@ impl Error {
         match self {
             Error::System { .. } | Error::Chaingen(_) | Error::NothingLoaded { .. } => 1,
             Error::Interrupted => 130,
-            Error::Source(_) | Error::Replay(ReplayError::Source(_) | ReplayError::Block(_)) => 3,
+            Error::Source(_)
+            | Error::Replay(ReplayError::Source(_) | ReplayError::Block(_) | ReplayError::Gone { .. }) => 3,
             Error::Replay(ReplayError::System { .. }) => 1,
             Error::Replay(_) | Error::Verify(_) => 4,
             Error::VerifyFailed { .. } => 5,

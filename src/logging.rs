@@ -24,6 +24,8 @@ pub fn check(filter: &str) -> Result<String, String> {
 
 /// Starts logging to standard error, coloured on a terminal. Later calls change nothing.
 pub fn start(filter: &str) {
+    // sqlx tells every notice of the server at INFO: what a user wants of it, they name.
+    let filter = if filter.contains("sqlx") { filter.to_owned() } else { format!("{filter},sqlx=warn") };
     let filter = EnvFilter::builder().parse_lossy(filter);
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let subscriber = tracing_subscriber::fmt()

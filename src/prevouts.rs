@@ -1,18 +1,38 @@
 //! Prevouts: which output an input spends, without reading the database.
 //!
 //! [`UtxoSet`] maps a keyed fingerprint of an outpoint to its [`Coin`]. It is an exact model of Bitcoin Core's coins: an
-//! entry leaves when it is spent, and a BIP30 twin overwrites the earlier coin. Called by the one ordered resolve
-//! stage; the fingerprints are computed beforehand, by the parse threads.
+//! entry leaves when it is spent, and a BIP30 twin overwrites the earlier coin. It keeps to a budget: a cache in memory,
+//! and sorted runs on disk with which spends that miss are merged. Called by the one ordered resolve stage; the
+//! fingerprints are computed beforehand, by the parse threads.
 
 mod fingerprint;
 mod rebuild;
 mod resolve;
+
+mod set;
+
+mod belt;
+mod entry;
+mod slots;
 mod table;
+
+mod merge;
+mod runs;
+pub(crate) mod sealed;
+mod sort;
+mod twins;
+mod waiting;
+
+mod checkpoint;
+mod resume;
 
 pub use fingerprint::{Fingerprint, FingerprintKey};
 pub use rebuild::{RebuildError, rebuild};
-pub use resolve::{ResolveError, resolve_batch};
-pub use table::UtxoSet;
+pub use resolve::{BrokenRule, ConnectError, ResolveError, resolve_batch};
+pub use resume::remove_all;
+pub use sealed::CoinFileError;
+pub use set::{UtxoFigures, UtxoLimits, UtxoOptions, UtxoSet};
+pub use waiting::Settled;
 
 /// An unspent output: what a row of `chain.inputs` repeats of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +48,8 @@ pub struct Coin {
 impl Coin {
     /// The value of an input that is not resolved yet, or spends nothing.
     pub const NONE: Coin = Coin { tx_num: -1, value_sat: 0, script_hash: [0; 16] };
+    /// The value of an input whose coin is not in the cache: its row waits.
+    pub const WAITING: Coin = Coin { tx_num: -2, value_sat: 0, script_hash: [0; 16] };
 
     /// Returns whether a coinbase made it.
     pub fn is_coinbase(&self) -> bool {
@@ -39,3 +61,6 @@ impl Coin {
         (self.tx_num >> 16) as u32
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,12 +7,15 @@
 
 pub mod buffers;
 pub mod gate;
+mod late;
 pub mod load;
 pub mod pipeline;
 pub mod progress;
 pub mod reader;
 pub mod reconcile;
+mod resolver;
 pub mod schedule;
+mod utxos;
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -33,10 +36,10 @@ use crate::network::Network;
 use crate::pg::pool;
 use crate::pg::restore::{RestoreError, Restored, restore};
 use crate::pg::segments::SegmentRow;
-use crate::prevouts::{FingerprintKey, RebuildError, UtxoSet, rebuild};
+use crate::prevouts::{CoinFileError, RebuildError, UtxoOptions, UtxoSet, remove_all};
 use crate::profile::{Figures, Profile};
 use crate::rows::Store;
-use crate::source::{BlockFiles, HeaderTree, SourceError};
+use crate::source::{BlockFiles, HeaderTree, ScannedHeaders, SourceError};
 
 /// What a replay is run with.
 #[derive(Clone, Debug)]
@@ -59,6 +62,8 @@ pub struct ReplayOptions {
     pub build_bytes: u64,
     /// What is stored of what could be left out.
     pub store: Store,
+    /// Where the UTXO set is, and how much memory it may take.
+    pub utxos: UtxoOptions,
 }
 
 /// Why a replay stopped. What is loaded stays; the same command goes on from there.
@@ -72,6 +77,17 @@ pub enum ReplayError {
         "{0}; get the file again from a node, or restore it from a backup, then start the same command again"
     )]
     Block(ReadError),
+    /// A reorg reaches below blocks that only the database still holds: the user must act.
+    #[error(
+        "the active chain has changed at or below height {reorg_height}, and to follow it the block at height {height} is \
+         needed again, which the block files no longer hold; nothing was changed. Use the files of a node that has it"
+    )]
+    Gone {
+        /// Height of the first block that only the database holds.
+        height: u32,
+        /// Last height of the segments that would be loaded again.
+        reorg_height: u32,
+    },
     /// Loading failed on the database's side.
     #[error("loading failed")]
     Load(#[source] LoadError),
@@ -81,6 +97,9 @@ pub enum ReplayError {
     /// The UTXO set could not be read back.
     #[error("reading the UTXO set back failed")]
     Rebuild(#[from] RebuildError),
+    /// The files of the UTXO set failed.
+    #[error("keeping the UTXO set's files failed")]
+    CoinFiles(#[from] CoinFileError),
     /// No connection.
     #[error(transparent)]
     Pool(#[from] pool::Error),
@@ -113,17 +132,25 @@ pub struct Outcome {
 ///
 /// # Errors
 /// [`ReplayError`], whose text says what to do.
-pub async fn run(pool: &Pool, options: &ReplayOptions, profile: &Profile) -> Result<Outcome, ReplayError> {
-    // 1. What blocks are there, and which of them are the active chain?
-    let files = Arc::new(BlockFiles::open(&options.blocks_dir, options.network)?);
-    let tree = Arc::new(scan(&files, options.threads).await?);
-
-    // 2. Away with what an interrupted load left behind.
+pub async fn run(
+    pool: &Pool,
+    found: FoundBlocks,
+    options: &ReplayOptions,
+    profile: &Profile,
+) -> Result<Outcome, ReplayError> {
+    // 1. What blocks are there, in the files and in the database?
     let mut client = pool.get().await.map_err(pool::Error::from)?;
-    reconcile::drop_unfinished(&mut client).await?;
+    let held = reconcile::held_blocks(&client).await?;
+    let files = Arc::new(found.files);
+    let tree = Arc::new(found.headers.link(&files, &held)?);
+    drop(held);
+
     let mut unwritten: HashSet<Hash32> = HashSet::new();
     let mut is_entered = false;
     loop {
+        // 2. Away with what an interrupted load left behind.
+        reconcile::drop_unfinished(&mut client).await?;
+
         // 3. Choose the chain; drop segments that a reorg has left behind.
         let mut excluded = reconcile::invalid_blocks(&client).await?;
         excluded.extend(&unwritten);
@@ -132,14 +159,22 @@ pub async fn run(pool: &Pool, options: &ReplayOptions, profile: &Profile) -> Res
         let chain = Arc::new(Chain { files: Arc::clone(&files), tree: Arc::clone(&tree), active });
         let mut present = reconcile::roll_back_to_fork(&mut client, &chain).await?;
 
-        // 4. Restore and attach what an earlier run loaded: the UTXO set is read from attached segments.
-        if present.iter().any(|segment| !segment.is_attached) {
-            load_and_restore(pool, &chain, present, Vec::new(), options, profile).await?;
-            present = reconcile::segments(&client).await?;
+        // 4. Resume the UTXO set, or rebuild it: then what an earlier run loaded must be attached before.
+        let segments = missing_segments(&chain, &present, options);
+        let mut set = None;
+        if let Some(first) = segments.first() {
+            let height_first = *first.heights.start();
+            set = utxos::resume(pool, &chain, height_first, &options.utxos, profile).await?;
+            if set.is_none() {
+                if present.iter().any(|segment| !segment.is_attached) {
+                    load_and_restore(pool, &chain, present, Vec::new(), None, options, profile).await?;
+                    present = reconcile::segments(&client).await?;
+                }
+                set = Some(utxos::rebuild(pool, &chain, height_first, &options.utxos, profile).await?);
+            }
         }
 
         // 5. Load what is missing, restore and attach what is loaded.
-        let segments = missing_segments(&chain, &present, options);
         if !segments.is_empty() && !is_entered {
             is_entered = true;
             profile
@@ -147,7 +182,7 @@ pub async fn run(pool: &Pool, options: &ReplayOptions, profile: &Profile) -> Res
                 .record(&client)
                 .await;
         }
-        let failure = load_and_restore(pool, &chain, present, segments, options, profile).await?;
+        let failure = load_and_restore(pool, &chain, present, segments, set, options, profile).await?;
         match failure {
             None => {
                 reconcile::record_stale_blocks(&mut client, &chain).await?;
@@ -155,33 +190,42 @@ pub async fn run(pool: &Pool, options: &ReplayOptions, profile: &Profile) -> Res
                 return Ok(Outcome { tip_height: chain.active.tip_height() });
             }
             // 6. A block that cannot be taken: leave it out and choose again, or tell the user.
-            Some(error) => leave_out(&client, &chain, error, &mut unwritten).await?,
+            Some(error) => leave_out(&client, &chain, options, error, &mut unwritten).await?,
         }
     }
 }
 
-/// Looks whether there are block files at all, before anything is made.
-///
-/// # Errors
-/// A missing or empty directory, or a key of a wrong size.
-pub fn check_source(blocks_dir: &std::path::Path, network: Network) -> Result<(), SourceError> {
-    BlockFiles::open(blocks_dir, network).map(|_| ())
+/// The blocks of a directory, by their headers.
+#[derive(Debug)]
+pub struct FoundBlocks {
+    files: BlockFiles,
+    headers: ScannedHeaders,
 }
 
-async fn scan(files: &Arc<BlockFiles>, threads: usize) -> Result<HeaderTree, ReplayError> {
+/// Scans the headers of all block files; the database is not needed, so that wrong files are told before anything is
+/// made.
+///
+/// # Errors
+/// Files that are missing, cannot be read, or are of another network: the user must act.
+pub async fn scan(options: &ReplayOptions) -> Result<FoundBlocks, ReplayError> {
     let start = Instant::now();
-    let for_thread = Arc::clone(files);
-    let tree = tokio::task::spawn_blocking(move || HeaderTree::scan(&for_thread, threads))
+    let files = BlockFiles::open(&options.blocks_dir, options.network)?;
+    let threads = options.threads;
+    let found = tokio::task::spawn_blocking(move || {
+        let headers = HeaderTree::scan(&files, threads)?;
+        Ok::<_, SourceError>(FoundBlocks { files, headers })
+    });
+    let found = found
         .await
         .map_err(|error| ReplayError::System { what: "scanning headers", source: error.into() })??;
     info!(
-        headers = tree.len(),
-        files = files.paths().len(),
+        headers = found.headers.len(),
+        files = found.files.paths().len(),
         seconds = start.elapsed().as_secs_f64(),
         "scanned the headers of {}",
-        files.directory().display()
+        found.files.directory().display()
     );
-    Ok(tree)
+    Ok(found)
 }
 
 /// Cuts the heights above the last segment into new ones.
@@ -200,6 +244,7 @@ async fn load_and_restore(
     chain: &Arc<Chain>,
     present: Vec<SegmentRow>,
     segments: Vec<Segment>,
+    set: Option<UtxoSet>,
     options: &ReplayOptions,
     profile: &Profile,
 ) -> Result<Option<PipelineError>, ReplayError> {
@@ -212,8 +257,8 @@ async fn load_and_restore(
     }
     let restoring =
         tokio::spawn(restore(pool.clone(), to_restore, builds, options.build_bytes, profile.clone()));
-    let ended = match segments.first().map(|segment| *segment.heights.start()) {
-        Some(height_first) => load(pool, chain, height_first, segments, &loaded, options, profile).await,
+    let ended = match set {
+        Some(set) => load(pool, chain, set, segments, &loaded, options, profile).await,
         None => Ok(None),
     };
     let client = pool.get().await.map_err(pool::Error::from)?;
@@ -252,16 +297,14 @@ async fn wait_for(
 async fn load(
     pool: &Pool,
     chain: &Arc<Chain>,
-    height_first: u32,
+    set: UtxoSet,
     segments: Vec<Segment>,
     loaded: &mpsc::UnboundedSender<SegmentRow>,
     options: &ReplayOptions,
     profile: &Profile,
 ) -> Result<Option<PipelineError>, ReplayError> {
-    let key = FingerprintKey::random()
-        .map_err(|source| ReplayError::System { what: "drawing a fingerprint key", source })?;
-    let set = utxo_set(pool, height_first, &key, profile).await?;
     let bytes_total = segments.iter().map(|segment| segment.block_bytes).sum();
+    let height_first = segments.first().map_or(0, |segment| *segment.heights.start());
     let height_last = segments.last().map_or(height_first, |segment| *segment.heights.end());
     let progress = Progress::new(height_first, height_last, bytes_total);
     let pipeline_options = PipelineOptions {
@@ -271,7 +314,7 @@ async fn load(
         store: options.store,
         network: options.network,
     };
-    let mut pipeline = Pipeline::start(chain, segments.clone(), set, &key, &pipeline_options);
+    let mut pipeline = Pipeline::start(chain, segments.clone(), set, &pipeline_options);
     let display = show_load(&progress);
     let ended = load_segments(pool, &mut pipeline, &segments, loaded, profile, &progress).await;
     drop(display);
@@ -280,7 +323,8 @@ async fn load(
         .map_err(|error| ReplayError::System { what: "ending the pipeline", source: error.into() })?;
     match ended {
         Ok(()) => {
-            let set = finished.map_err(|error| ReplayError::Load(error.into()))?;
+            let mut set = finished.map_err(|error| ReplayError::Load(error.into()))?;
+            set.forget_before(height_last)?;
             info!(coins = set.coin_count(), bytes = set.allocated_bytes(), "UTXO set at the tip");
             Ok(None)
         }
@@ -289,27 +333,11 @@ async fn load(
     }
 }
 
-async fn utxo_set(
-    pool: &Pool,
-    height_first: u32,
-    key: &FingerprintKey,
-    profile: &Profile,
-) -> Result<UtxoSet, ReplayError> {
-    if height_first == 0 {
-        return Ok(UtxoSet::new());
-    }
-    let client = pool.get().await.map_err(pool::Error::from)?;
-    let phase = profile.phase();
-    let set = rebuild(&client, key).await?;
-    let figures = Figures { rows: Some(set.coin_count()), ..Figures::default() };
-    profile.ended(&phase, "Read the UTXO set back from the database", figures).record(&client).await;
-    Ok(set)
-}
-
 /// Leaves a block out of the chain if that is right, so that the next choice does without it; otherwise the replay ends.
 async fn leave_out(
     client: &deadpool_postgres::Object,
     chain: &Chain,
+    options: &ReplayOptions,
     error: PipelineError,
     unwritten: &mut HashSet<Hash32>,
 ) -> Result<(), ReplayError> {
@@ -333,7 +361,12 @@ async fn leave_out(
             reconcile::record_invalid(client, &hash, error.height, &error.to_string(), &file, offset).await
         }
         PipelineError::Read(error) => Err(ReplayError::Block(error)),
-        PipelineError::Broken => Err(ReplayError::Load(PipelineError::Broken.into())),
+        PipelineError::CoinFiles(error @ CoinFileError::Damaged { .. }) => {
+            warn!(%error, "the UTXO set's files are thrown away; the set is rebuilt from the database");
+            Ok(remove_all(&options.utxos)?)
+        }
+        PipelineError::CoinFiles(error) => Err(error.into()),
+        error @ (PipelineError::Broken | PipelineError::Stopped) => Err(ReplayError::Load(error.into())),
     }
 }
 

@@ -5,10 +5,13 @@
 //! a row. Format: PostgreSQL manual, COPY, "Binary Format"; columns in the order of the migrations.
 
 mod encode;
+mod late;
 
-use crate::chain::batch::Batch;
+use crate::chain::batch::{Batch, WAITS};
+use crate::prevouts::Coin;
 
 pub use encode::{COPY_HEADER, COPY_TRAILER};
+pub use late::{encode_waiting, set_fee, set_prevout, set_rewards};
 
 /// A table that is filled by the replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -123,7 +126,7 @@ pub struct Encoded {
     pub buffers: [Vec<u8>; 4],
 }
 
-/// Encodes all rows of a resolved batch.
+/// Encodes all rows of a resolved batch but those that wait for a coin.
 pub fn encode_batch(batch: &Batch, store: Store, encoded: &mut Encoded) {
     let [blocks, transactions, outputs, inputs] = &mut encoded.buffers;
     // One growth each: the sum of what the rows need is known beforehand.
@@ -135,11 +138,15 @@ pub fn encode_batch(batch: &Batch, store: Store, encoded: &mut Encoded) {
     let (mut txs, mut tx_inputs, mut tx_outputs) =
         (batch.txs.iter(), batch.inputs.as_slice(), batch.outputs.as_slice());
     for block in &batch.blocks {
-        encode::block_row(blocks, block);
+        if block.unclaimed_sat != WAITS {
+            encode::block_row(blocks, block);
+        }
         for index in 0..block.tx_count {
             let tx = txs.next().expect("as many transactions as the blocks count");
             let tx_num = crate::chain::batch::tx_num(block.height, index);
-            encode::transaction_row(transactions, tx_num, block.height, tx, index == 0);
+            if tx.fee_sat != WAITS {
+                encode::transaction_row(transactions, tx_num, block.height, tx, index == 0);
+            }
             let (these, after) = tx_outputs.split_at(tx.output_count as usize);
             tx_outputs = after;
             for (vout, output) in these.iter().enumerate() {
@@ -148,7 +155,9 @@ pub fn encode_batch(batch: &Batch, store: Store, encoded: &mut Encoded) {
             let (these, after) = tx_inputs.split_at(tx.input_count as usize);
             tx_inputs = after;
             for (vin, input) in these.iter().enumerate() {
-                encode::input_row(inputs, tx_num, vin as u32, input, &batch.raw, index == 0, store);
+                if input.prevout != Coin::WAITING {
+                    encode::input_row(inputs, tx_num, vin as u32, input, &batch.raw, index == 0, store);
+                }
             }
         }
     }

@@ -12,8 +12,9 @@ use crate::pg::cluster::{self, Cluster, ServiceLock};
 use crate::pg::schema::{self, Facts};
 use crate::pg::{objects, pool, validate};
 use crate::plan::{Phase, Plan};
+use crate::prevouts::{UtxoLimits, UtxoOptions};
 use crate::profile::{Figures, Profile};
-use crate::replay::{self, ReplayOptions};
+use crate::replay::{self, FoundBlocks, ReplayOptions};
 use crate::resources::Resources;
 use crate::rows::Store;
 use crate::verify::{Check, TableDigest, UtxoSetInfo};
@@ -28,8 +29,8 @@ const CONNECTIONS_MAX: usize = 40;
 pub async fn run(settings: &Settings) -> Result<(), Error> {
     let profile = Profile::start();
     let _at_work = ServiceLock::take(&settings.data_dir)?;
-    replay::check_source(&settings.blocks_dir, settings.network)?;
     let plans = Plans::new(settings);
+    let found = replay::scan(&replay_options(settings, &plans)).await?;
     plans.log();
     let options = cluster::Options { reconfigure: true, ..settings.cluster_options() };
     let mut cluster = Cluster::start(options).await?;
@@ -38,7 +39,7 @@ pub async fn run(settings: &Settings) -> Result<(), Error> {
 
     let ending = signal();
     let synced = tokio::select! {
-        synced = sync(&mut cluster, &pool, settings, &plans, &profile) => synced.map(Some),
+        synced = sync(&mut cluster, &pool, found, settings, &plans, &profile) => synced.map(Some),
         () = ending => Ok(None),
     };
     if synced?.is_none() {
@@ -55,11 +56,12 @@ pub async fn run(settings: &Settings) -> Result<(), Error> {
 async fn sync(
     cluster: &mut Cluster,
     pool: &Pool,
+    found: FoundBlocks,
     settings: &Settings,
     plans: &Plans,
     profile: &Profile,
 ) -> Result<(), Error> {
-    let outcome = replay::run(pool, &replay_options(settings, plans), profile).await?;
+    let outcome = replay::run(pool, found, &replay_options(settings, plans), profile).await?;
     enter_live(cluster, pool, settings, plans).await?;
     let client = pool.get().await.map_err(pool::Error::from)?;
     let figures = Figures { height: Some(outcome.tip_height), ..Figures::default() };
@@ -162,6 +164,12 @@ fn replay_options(settings: &Settings, plans: &Plans) -> ReplayOptions {
         store: Store {
             witness: settings.store.witness == Detail::Full,
             script_sig: settings.store.script_sig == Detail::Full,
+        },
+        utxos: UtxoOptions {
+            dir: settings.data_dir.join("coins"),
+            cache_bytes_max: Some(plans.replay.utxo_cache_bytes),
+            buckets: settings.replay.utxo_cache_buckets,
+            limits: UtxoLimits::default(),
         },
     }
 }

@@ -8,7 +8,7 @@ pub mod scan;
 pub mod tree;
 
 pub use blk::{BlockFiles, Location, SourceError};
-pub use tree::{ActiveChain, HeaderTree};
+pub use tree::{ActiveChain, HeaderTree, HeldBlock, ScannedHeaders};
 
 /// Returns the height that a block's coinbase states (BIP34), or `None` where it states none.
 fn blk_height(files: &BlockFiles, location: Location) -> Option<u32> {

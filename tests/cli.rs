@@ -122,7 +122,11 @@ fn two_commands_at_once_make_one_server() {
 
 #[test]
 fn a_satgres_killed_while_it_makes_the_cluster_leaves_nothing_in_the_way() {
-    let dir = DataDir::new();
+    killed_while_it_makes_the_cluster(&DataDir::new());
+    killed_while_it_makes_the_cluster(&DataDir::below_a_closed_one());
+}
+
+fn killed_while_it_makes_the_cluster(dir: &DataDir) {
     let arg = format!("--data-dir={}", dir.path().display());
     // At several moments: the directory just made, half filled, nearly done.
     for file in ["pg.new", "pg.new/base", "pg.new/global/pg_control"] {
@@ -132,7 +136,7 @@ fn a_satgres_killed_while_it_makes_the_cluster_leaves_nothing_in_the_way() {
         child.wait().unwrap();
         assert!(!dir.pg_dir().exists(), "killed too late at {file}");
     }
-    let output = psql(&dir, &["-Atc", "select 'up'"]);
+    let output = psql(dir, &["-Atc", "select 'up'"]);
     assert_eq!(stdout(&output), "up\n", "{}", stderr(&output));
     assert!(
         stderr(&output).contains("removed a cluster whose making was interrupted"),
@@ -159,7 +163,11 @@ fn root_of_a_container_adopts_and_stops_its_server() {
         eprintln!("skipped: only root runs the server as another user");
         return;
     }
-    let dir = DataDir::new();
+    adopted_and_stopped_in_a_container(&DataDir::new());
+    adopted_and_stopped_in_a_container(&DataDir::below_a_closed_one());
+}
+
+fn adopted_and_stopped_in_a_container(dir: &DataDir) {
     let contained = |args: &[&str]| {
         let mut command = Command::new("setpriv");
         command.args(["--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace", SATGRES]).args(args);

@@ -7,7 +7,7 @@ mod support;
 use std::{
     fs,
     os::unix::fs::{MetadataExt as _, PermissionsExt as _},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use satgres::pg::{
@@ -15,7 +15,7 @@ use satgres::pg::{
     conf::Setting,
     pool,
 };
-use support::{DataDir, is_postgres, is_root, signal, wait_until};
+use support::{DataDir, close, is_postgres, is_root, open, signal, wait_until};
 
 async fn query(cluster: &Cluster, sql: &str) -> String {
     let pool = pool::pool(cluster.pg_config(), 1).unwrap();
@@ -233,14 +233,14 @@ async fn a_start_that_fails_shows_the_end_of_the_log() {
 }
 
 #[tokio::test]
-async fn a_directory_made_by_root_is_handed_over_and_a_closed_one_above_it_is_named() {
+async fn a_directory_made_by_root_is_handed_over_but_not_with_other_peoples_files() {
     if !is_root() {
         eprintln!("skipped: only root hands a directory over");
         return;
     }
     let dir = DataDir::new();
     fs::create_dir(dir.path()).unwrap();
-    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    close(dir.path());
     let cluster = Cluster::start(dir.options()).await.unwrap();
     let server = fs::metadata(format!("/proc/{}", cluster.postmaster().pid)).unwrap();
     assert_ne!(server.uid(), 0);
@@ -250,23 +250,157 @@ async fn a_directory_made_by_root_is_handed_over_and_a_closed_one_above_it_is_na
     }
     assert_eq!(fs::metadata(dir.path().join("pg.log")).unwrap().uid(), server.uid());
 
-    let below = DataDir::below(Path::new("closed/data"));
-    let closed: PathBuf = below.parent().join("closed");
-    fs::create_dir(&closed).unwrap();
-    fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).unwrap();
-    let error = Cluster::start(below.options()).await.unwrap_err().to_string();
-    let named = format!("who may not enter {}\n", fs::canonicalize(&closed).unwrap().display());
-    assert!(error.contains(&named), "{error}");
-    assert!(error.contains("choose a --data-dir elsewhere"), "{error}");
+    for full in [DataDir::new(), DataDir::below_a_closed_one()] {
+        fs::create_dir(full.path()).unwrap();
+        fs::write(full.path().join("letter"), "private").unwrap();
+        close(full.path());
+        let error = Cluster::start(full.options()).await.unwrap_err().to_string();
+        let first_closed = if mode_and_owner(full.parent()).0 == 0o700 { full.parent() } else { full.path() };
+        let named = format!("who may not enter {}\n", fs::canonicalize(first_closed).unwrap().display());
+        assert!(error.contains(&named), "{error}");
+        assert!(error.contains("choose a --data-dir elsewhere"), "{error}");
+        assert_eq!(mode_and_owner(full.path()), (0o700, 0));
+    }
+}
 
-    // A directory with other people's files in it is not taken from them.
-    let full = DataDir::new();
-    fs::create_dir(full.path()).unwrap();
-    fs::write(full.path().join("letter"), "private").unwrap();
-    fs::set_permissions(full.path(), fs::Permissions::from_mode(0o700)).unwrap();
-    let error = Cluster::start(full.options()).await.unwrap_err();
-    assert!(matches!(error, Error::Account(_)), "{error}");
-    assert_eq!(fs::metadata(full.path()).unwrap().uid(), 0);
+fn mode_and_owner(dir: &Path) -> (u32, u32) {
+    let found = fs::metadata(dir).unwrap();
+    (found.mode() & 0o7777, found.uid())
+}
+
+#[tokio::test]
+async fn below_directories_closed_to_its_user_the_server_works_and_they_stay_closed() {
+    if !is_root() {
+        eprintln!("skipped: only root runs the server as another user");
+        return;
+    }
+    let dir = DataDir::below_a_closed_one();
+    let options = Options { reconfigure: true, ..dir.options() };
+    // What an interrupted initdb left.
+    fs::create_dir_all(dir.path().join("pg.new/base/1")).unwrap();
+    let cluster = Cluster::start(options.clone()).await.unwrap();
+    assert!(!dir.path().join("pg.new").exists());
+    let first = cluster.postmaster().clone();
+    assert_ne!(fs::metadata(format!("/proc/{}", first.pid)).unwrap().uid(), 0);
+    assert_eq!(first.socket_dir, fs::canonicalize(dir.path()).unwrap().join("run"));
+    assert_eq!(setting(&cluster, "unix_socket_directories").await, "../run");
+    assert_eq!(query(&cluster, "select current_user::text").await, "satgres");
+
+    // Adopted; stopped and started again; killed and started again.
+    let mut cluster = Cluster::start(options.clone()).await.unwrap();
+    assert_eq!(cluster.postmaster(), &first);
+    let session = pool::pool(cluster.pg_config(), 1).unwrap().get().await.unwrap();
+    session.batch_execute("create table kept as select 42 as n").await.unwrap();
+    drop(session);
+    assert!(Cluster::stop(dir.path().into()).await.unwrap());
+    assert!(!is_postgres(first.pid));
+    assert!(!Cluster::stop(dir.path().into()).await.unwrap());
+    for how in ["stopped", "killed"] {
+        cluster = Cluster::start(options.clone()).await.unwrap();
+        assert_eq!(query(&cluster, "select n::text from kept").await, "42", "{how}");
+        if how == "stopped" {
+            signal(cluster.postmaster().pid, libc::SIGKILL);
+        }
+    }
+
+    // Settings: one by a reload, one by a restart, one that is wrong.
+    let pid = cluster.postmaster().pid;
+    let user_conf = dir.pg_dir().join("user.conf");
+    fs::write(&user_conf, "random_page_cost = 3\n").unwrap();
+    assert!(!cluster.reconfigure(options.settings.clone()).await.unwrap());
+    let began = std::time::Instant::now();
+    while setting(&cluster, "random_page_cost").await != "3" {
+        assert!(began.elapsed().as_secs() < 20, "the files are read again");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    assert_eq!(cluster.postmaster().pid, pid);
+    let mut more = options.settings.clone();
+    more.push(Setting::new("max_locks_per_transaction", "128", "a test"));
+    assert!(cluster.reconfigure(more).await.unwrap());
+    assert_ne!(cluster.postmaster().pid, pid);
+    assert_eq!(setting(&cluster, "max_locks_per_transaction").await, "128");
+    fs::write(&user_conf, "shared_bufers = '64MB'\n").unwrap();
+    let error = cluster.reconfigure(options.settings.clone()).await.unwrap_err().to_string();
+    let named = format!("{}, line 1: shared_bufers", fs::canonicalize(&user_conf).unwrap().display());
+    assert!(error.contains(&named), "{error}");
+    Cluster::stop(dir.path().into()).await.unwrap();
+    let error = Cluster::start(options).await.unwrap_err().to_string();
+    let named = format!("in file \"{}\" line 1", fs::canonicalize(&user_conf).unwrap().display());
+    assert!(error.contains("PostgreSQL did not start") && error.contains(&named), "{error}");
+
+    assert_eq!(mode_and_owner(dir.parent()), (0o700, 0));
+    assert_eq!(mode_and_owner(&dir.parent().join("closed")), (0o700, 0));
+}
+
+#[tokio::test]
+async fn a_directory_above_may_be_closed_and_opened_while_the_server_runs() {
+    if !is_root() {
+        eprintln!("skipped: only root runs the server as another user");
+        return;
+    }
+    // What is missing above the data directory is made, open to others.
+    let dir = DataDir::below(Path::new("made/by/satgres"));
+    let options = Options { reconfigure: true, ..dir.options() };
+    let by_path = Cluster::start(options.clone()).await.unwrap();
+    assert_eq!(mode_and_owner(&dir.parent().join("made")), (0o755, 0));
+    assert_eq!(mode_and_owner(&dir.parent().join("made/by")), (0o755, 0));
+    assert_eq!(query(&by_path, "select 'up'").await, "up");
+
+    close(dir.parent());
+    let adopted = Cluster::start(dir.options()).await.unwrap();
+    assert_eq!(adopted.postmaster(), by_path.postmaster());
+    // Its settings cannot be read any more by path: it is restarted once.
+    let by_descriptor = Cluster::start(options.clone()).await.unwrap();
+    assert_ne!(by_descriptor.postmaster().pid, by_path.postmaster().pid);
+    let again = Cluster::start(options.clone()).await.unwrap();
+    assert_eq!(again.postmaster(), by_descriptor.postmaster());
+    assert_eq!(query(&again, "select 'up'").await, "up");
+
+    open(dir.parent());
+    let by_path = Cluster::start(options.clone()).await.unwrap();
+    assert_eq!(setting(&by_path, "data_directory").await, by_path.pg_dir().to_str().unwrap());
+    assert_eq!(mode_and_owner(dir.parent()), (0o755, 0));
+}
+
+#[tokio::test]
+async fn below_a_closed_directory_an_enterable_one_keeps_its_owner_and_a_link_is_refused() {
+    if !is_root() {
+        eprintln!("skipped: only root runs the server as another user");
+        return;
+    }
+    let dir = DataDir::below_a_closed_one();
+    fs::create_dir(dir.path()).unwrap();
+    open(dir.path());
+    let cluster = Cluster::start(dir.options()).await.unwrap();
+    assert_eq!(query(&cluster, "select 'up'").await, "up");
+    assert_eq!(mode_and_owner(dir.path()), (0o755, 0));
+    Cluster::stop(dir.path().into()).await.unwrap();
+
+    // The server could not tell its socket's directory from there.
+    let elsewhere = dir.parent().join("elsewhere");
+    fs::rename(dir.pg_dir(), &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, dir.pg_dir()).unwrap();
+    let error = Cluster::start(dir.options()).await.unwrap_err().to_string();
+    let named = format!("who may not enter {}\n", fs::canonicalize(dir.parent()).unwrap().display());
+    assert!(error.contains(&named), "{error}");
+}
+
+#[tokio::test]
+async fn a_long_path_below_a_closed_directory_works_too() {
+    if !is_root() {
+        eprintln!("skipped: only root runs the server as another user");
+        return;
+    }
+    let dir = DataDir::below(&Path::new("closed").join("d".repeat(120)));
+    close(dir.parent());
+    let cluster = Cluster::start(dir.options()).await.unwrap();
+    let socket_dir = cluster.postmaster().socket_dir.clone();
+    assert!(!socket_dir.starts_with(dir.path()), "{}", socket_dir.display());
+    assert_eq!(query(&cluster, "select 'up'").await, "up");
+    let again = Cluster::start(dir.options()).await.unwrap();
+    assert_eq!(again.postmaster(), cluster.postmaster());
+    Cluster::stop(dir.path().into()).await.unwrap();
+    fs::remove_dir_all(&socket_dir).unwrap();
 }
 
 #[tokio::test]

@@ -44,7 +44,7 @@ pub struct Block {
     pub input_count: u32,
     /// Number of outputs.
     pub output_count: u32,
-    /// Sum of fees, satoshis; set by the resolve stage.
+    /// Sum of fees, satoshis; set by the resolve stage, [`WAITS`] if a transaction waits.
     pub fees_sat: u64,
     /// Subsidy, satoshis; set by the resolve stage.
     pub subsidy_sat: u64,
@@ -73,7 +73,7 @@ pub struct Tx {
     pub input_count: u32,
     /// Number of outputs.
     pub output_count: u32,
-    /// Fee, satoshis; set by the resolve stage, meaningless for a coinbase.
+    /// Fee, satoshis; set by the resolve stage, [`WAITS`] if an input waits, meaningless for a coinbase.
     pub fee_sat: u64,
 }
 
@@ -152,6 +152,10 @@ impl Batch {
         self.overwritten.clear();
     }
 }
+
+/// In place of an amount that is not known yet: an input waits for its coin, and with it the row of its transaction and
+/// that of its block.
+pub const WAITS: u64 = u64::MAX;
 
 /// Most transactions that a `tx_num` can number in one block; a valid block holds at most 16,666.
 pub const BLOCK_TXS_MAX: u64 = 1 << 16;

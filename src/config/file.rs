@@ -51,6 +51,7 @@ struct Replay {
     batch_bytes: Option<Scalar>,
     pipeline_bytes: Option<Scalar>,
     utxo_cache: Option<Scalar>,
+    utxo_cache_buckets: Option<Scalar>,
 }
 
 #[derive(Deserialize, Default)]
@@ -96,6 +97,7 @@ fn parse(text: &str, path: &Path) -> Result<BTreeMap<&'static str, (String, Orig
         ("replay.batch_bytes", replay.batch_bytes),
         ("replay.pipeline_bytes", replay.pipeline_bytes),
         ("replay.utxo_cache", replay.utxo_cache),
+        ("replay.utxo_cache_buckets", replay.utxo_cache_buckets),
         ("live.txnum_cache_buckets", live.txnum_cache_buckets),
         ("live.txnum_cache_bucket_size", live.txnum_cache_bucket_size),
         ("store.witness", store.witness),

@@ -74,7 +74,13 @@ pub const OPTIONS: &[OptionSpec] = &[
         "replay.utxo_cache",
         "utxo-cache",
         "\"auto\"",
-        "Memory for the set of unspent outputs; auto is what the memory plan gives.",
+        "Memory for the set of unspent outputs; what does not fit goes to sorted files in data_dir. 0: no cache.",
+    ),
+    option(
+        "replay.utxo_cache_buckets",
+        "utxo-cache-buckets",
+        "10",
+        "Parts of that memory: the oldest one leaves when it is full.",
     ),
     option(
         "live.txnum_cache_buckets",

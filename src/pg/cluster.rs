@@ -14,26 +14,29 @@
 //! ```
 
 mod account;
+mod data_dir;
 mod files;
 mod initdb;
 mod lock;
 mod postmaster;
+mod session;
 mod socket;
 
 use std::{
-    fs::{self, File},
+    fs,
+    fs::File,
     io,
-    os::unix::{ffi::OsStrExt, fs::DirBuilderExt},
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     process::Stdio,
     time::{Duration, Instant},
 };
 
-use tokio_postgres::NoTls;
 use tracing::{debug, info};
 
 use self::{
     account::Account,
+    data_dir::{Reach, make_data_dir, open_to_account},
     files::{LOG_BYTES_MAX, log_path, rotate, write_file},
     initdb::{initdb, version_of},
     lock::lock,
@@ -169,6 +172,7 @@ pub struct Cluster {
     data_dir: PathBuf,
     binaries: Binaries,
     account: Account,
+    reach: Reach,
     postmaster: Postmaster,
 }
 
@@ -183,9 +187,9 @@ impl Cluster {
         let reconfigure = options.reconfigure;
         let settings = options.settings.clone();
         let (mut cluster, started, lock) = blocking(move || Cluster::start_process(&options)).await?;
-        cluster.check_in().await?;
+        session::check_in(&cluster).await?;
         if reconfigure && !started {
-            cluster.reconfigure(settings).await?;
+            cluster.reconfigure_locked(settings).await?;
         }
         drop(lock);
         Ok(cluster)
@@ -259,19 +263,21 @@ impl Cluster {
     /// Gives the running server other settings; restarts it if one of them needs that. Returns whether it did.
     ///
     /// # Errors
-    /// [`Error::Configuration`] where the files have mistakes; the server then runs on unchanged.
+    /// [`Error::Configuration`] where the files have mistakes; the server then runs on unchanged. [`Error::Locked`].
     pub async fn reconfigure(&mut self, settings: Vec<Setting>) -> Result<bool, Error> {
+        let this = self.clone();
+        // Another command must not start the server while it is down for the restart.
+        let lock = blocking(move || lock(&this.data_dir, &this.account)).await?;
+        let restarted = self.reconfigure_locked(settings).await?;
+        drop(lock);
+        Ok(restarted)
+    }
+
+    async fn reconfigure_locked(&mut self, settings: Vec<Setting>) -> Result<bool, Error> {
         let this = self.clone();
         let wanted = settings.clone();
         blocking(move || this.write_conf(&wanted, &this.postmaster.socket_dir)).await?;
-        let session = self.connect("postgres").await?;
-        let restart = needs_restart(&session.client, &self.pg_dir()).await?;
-        if !restart {
-            let reloaded = session.client.execute("select pg_reload_conf()", &[]).await;
-            reloaded.map_err(|source| Error::Server { what: "reload its settings", source })?;
-        }
-        session.close().await;
-        if !restart {
+        if !session::reload(self).await? {
             return Ok(false);
         }
         info!("restarting PostgreSQL: changed settings need it");
@@ -313,9 +319,10 @@ impl Cluster {
         let found = version_of(&pg_dir)?;
         let major_wanted = found.as_deref().and_then(|version| version.parse().ok());
         let binaries = Binaries::find(options.pg_bin.as_deref(), major_wanted)?;
-        account.check_reaches(&data_dir, &binaries.program("postgres"))?;
+        account.check_runs(&binaries.program("postgres"))?;
+        let reach = Reach::find(&data_dir, &account)?;
         match found {
-            None => initdb(&binaries, &data_dir, &account)?,
+            None => initdb(&binaries, &data_dir, &account, reach)?,
             Some(found) if major_wanted != Some(binaries.major) => {
                 let (dir, have) = (binaries.dir, binaries.major);
                 return Err(Error::OtherVersion { pg_dir, found, binaries: dir, have });
@@ -326,11 +333,11 @@ impl Cluster {
         let log = log_path(&data_dir);
         rotate(&log, LOG_BYTES_MAX)?;
         if let Some(postmaster) = adopt(&data_dir, &account)? {
-            return Ok((Cluster { data_dir, binaries, account, postmaster }, false, lock));
+            return Ok((Cluster { data_dir, binaries, account, reach, postmaster }, false, lock));
         }
         postmaster::clear_leftovers(&pg_dir, &account)?;
         let nobody = Postmaster { pid: 0, port: 0, socket_dir: PathBuf::new() };
-        let mut cluster = Cluster { data_dir, binaries, account, postmaster: nobody };
+        let mut cluster = Cluster { data_dir, binaries, account, reach, postmaster: nobody };
         cluster.postmaster = cluster.spawn(&options.settings)?;
         Ok((cluster, true, lock))
     }
@@ -342,8 +349,13 @@ impl Cluster {
         self.write_conf(settings, &socket_dir)?;
         let began = Instant::now();
         let program = self.binaries.program("postgres");
-        let postmaster =
-            postmaster::spawn(&program, &self.pg_dir(), &log_path(&self.data_dir), &self.account)?;
+        let postmaster = postmaster::spawn(
+            &program,
+            &self.pg_dir(),
+            &log_path(&self.data_dir),
+            &self.account,
+            self.reach,
+        )?;
         info!(
             version = self.binaries.version,
             pid = postmaster.pid,
@@ -356,9 +368,10 @@ impl Cluster {
 
     /// Writes `satgres.conf` where it differs.
     fn write_conf(&self, settings: &[Setting], socket_dir: &Path) -> Result<(), Error> {
+        let told = self.reach.socket_directory(&self.data_dir, socket_dir);
         let mut all = vec![
             Setting::new("listen_addresses", "", "a private server: nobody reaches it by network"),
-            Setting::new("unix_socket_directories", socket_dir.to_string_lossy(), "closed to other users"),
+            Setting::new("unix_socket_directories", told.to_string_lossy(), "closed to other users"),
             Setting::new("unix_socket_permissions", "0700", "only the server's user, and root, may connect"),
             Setting::new("port", socket::PORT.to_string(), "only names the socket's file"),
         ];
@@ -376,55 +389,12 @@ impl Cluster {
     /// Asks the server program whether it accepts a setting's value.
     fn knows(&self, name: &str, value: &str) -> bool {
         let mut command = self.account.command(&self.binaries.program("postgres"));
-        command.arg("-C").arg(name).arg("-D").arg(self.pg_dir()).arg("-c").arg(format!("{name}={value}"));
+        command.arg("-C").arg(name).arg("-c").arg(format!("{name}={value}"));
+        if self.reach.add_directory(&mut command, &self.pg_dir()).is_err() {
+            return false;
+        }
         let status = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
         status.is_ok_and(|status| status.success())
-    }
-
-    /// Opens a connection to one of the server's databases.
-    async fn connect(&self, database: &str) -> Result<Session, Error> {
-        let mut config = self.pg_config();
-        config.dbname(database);
-        let failed = |source| Error::Server { what: "accept a connection", source };
-        let (client, connection) = config.connect(NoTls).await.map_err(failed)?;
-        Ok(Session { client, task: tokio::spawn(super::pool::drive(connection)) })
-    }
-
-    /// Checks that the socket is answered by the server of this directory, and makes the database if need be.
-    async fn check_in(&self) -> Result<(), Error> {
-        let session = self.connect("postgres").await?;
-        let sql = "select current_setting('data_directory'),
-                          exists (select from pg_database where datname = $1)";
-        let row = session.client.query_one(sql, &[&DATABASE]).await;
-        let row = row.map_err(|source| Error::Server { what: "name its directory", source })?;
-        let (found, has_database): (String, bool) = (row.get(0), row.get(1));
-        if fs::canonicalize(&found).ok() != fs::canonicalize(self.pg_dir()).ok() {
-            let socket_dir = self.postmaster.socket_dir.clone();
-            return Err(Error::OtherCluster { socket_dir, found, pg_dir: self.pg_dir() });
-        }
-        if !has_database {
-            let sql = "create database satgres encoding 'UTF8' locale 'C' template template0";
-            let made = session.client.batch_execute(sql).await;
-            made.map_err(|source| Error::Server { what: "create the database", source })?;
-        }
-        session.close().await;
-        Ok(())
-    }
-}
-
-/// A connection of this module's own.
-struct Session {
-    client: tokio_postgres::Client,
-    task: tokio::task::JoinHandle<()>,
-}
-
-impl Session {
-    /// Says goodbye to the server, which otherwise logs a lost client.
-    async fn close(self) {
-        drop(self.client);
-        if let Err(error) = self.task.await {
-            debug!(%error, "a connection's task ended badly");
-        }
     }
 }
 
@@ -443,61 +413,6 @@ fn adopt(data_dir: &Path, account: &Account) -> Result<Option<Postmaster>, Error
     })?;
     debug!(pid, "PostgreSQL is running already");
     Ok(Some(postmaster))
-}
-
-/// Whether the configuration files ask for something that only a restart gives.
-async fn needs_restart(client: &tokio_postgres::Client, pg_dir: &Path) -> Result<bool, Error> {
-    let failed = |source| Error::Server { what: "read its configuration files", source };
-    let sql = "select coalesce(sourcefile, ''), coalesce(sourceline, 0), coalesce(name, ''), error
-               from pg_file_settings where error is not null";
-    let problems = client.query(sql, &[]).await.map_err(failed)?;
-    // Reading the files has marked, in this session, the settings whose valid new value must wait for a restart.
-    let pending =
-        client.query("select name from pg_settings where pending_restart", &[]).await.map_err(failed)?;
-    let pending: Vec<String> = pending.iter().map(|row| row.get(0)).collect();
-    let mut restart = !pending.is_empty();
-    for row in problems {
-        let (file, line): (String, i32) = (row.get(0), row.get(1));
-        let (name, error): (String, String) = (row.get(2), row.get(3));
-        // A line that was taken away is reported without a name.
-        if pending.contains(&name) || error.contains("without restarting the server") {
-            restart = true;
-            continue;
-        }
-        let reason = format!("{file}, line {line}: {name}: {error}");
-        return Err(Error::Configuration { pg_dir: pg_dir.to_owned(), reason });
-    }
-    Ok(restart)
-}
-
-/// Makes the data directory if need be and returns its real path.
-fn make_data_dir(data_dir: &Path) -> Result<PathBuf, Error> {
-    if !data_dir.is_dir() {
-        let parent = data_dir.parent().unwrap_or(data_dir);
-        fs::create_dir_all(parent).map_err(io_error("make directory", parent))?;
-        let made = fs::DirBuilder::new().mode(0o700).create(data_dir);
-        if !data_dir.is_dir() {
-            made.map_err(io_error("make directory", data_dir))?;
-        }
-    }
-    fs::canonicalize(data_dir).map_err(io_error("look at", data_dir))
-}
-
-/// Hands the data directory over to the server's user where that user could not enter it otherwise.
-///
-/// Only a directory that is empty or made by satgres is handed over; one that the user can enter stays as it is.
-fn open_to_account(data_dir: &Path, account: &Account) -> Result<(), Error> {
-    if account.can_enter(data_dir) {
-        return Ok(());
-    }
-    let entries = fs::read_dir(data_dir).map_err(io_error("read directory", data_dir))?;
-    let names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();
-    if names.is_empty()
-        || names.iter().any(|name| name == "satgres.lock" || name == "run.lock" || name == "pg")
-    {
-        account.hand_over(data_dir)?;
-    }
-    Ok(())
 }
 
 /// The file of settings that satgres writes.

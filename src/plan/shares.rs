@@ -31,6 +31,8 @@ const REPLAY_BUFFERS_BYTES_MAX: u64 = 128 * MIB;
 const BATCH_BYTES: u64 = 20 * MIB;
 /// A pipeline never needs more, whatever the machine; with it `run` stays below 1 GiB on a small chain.
 const PIPELINE_BYTES_MAX: u64 = 512 * MIB;
+/// Sorts and buffers of the UTXO set once it has files: what `UtxoLimits` says, and 120 KiB for each of them.
+const COIN_FILES_BYTES_MAX: u64 = 56 * MIB;
 /// In LIVE one block after the other comes through.
 const LIVE_PIPELINE_BYTES_MAX: u64 = 64 * MIB;
 /// Private memory of the connections that load, build and control.
@@ -60,6 +62,7 @@ pub(super) struct Shares {
     pub(super) utxo_cache: u64,
     pub(super) txnum_cache: u64,
     pub(super) pipeline: u64,
+    pub(super) coin_files: u64,
     pub(super) threads: usize,
     pub(super) service: u64,
     pub(super) system: u64,
@@ -93,10 +96,11 @@ impl Shares {
         let utxo_cache = overrides.utxo_cache_bytes.as_ref().map_or(utxo_rule, |asked| asked.value);
         let txnum_cache = txnum_cache(ram, phase, overrides);
         let (pipeline, threads) = pipeline(ram, cpus, phase, overrides);
+        let coin_files = if phase == Phase::Replay { (ram / 16).min(COIN_FILES_BYTES_MAX) } else { 0 };
         let service = (ram / 8).min(SERVICE_BYTES_MAX);
         let system = (ram / 16).min(SYSTEM_BYTES_MAX);
         // A smaller cache than the rule's leaves the server's settings alone: they would need a restart.
-        let others = sum([utxo_cache.max(utxo_rule), txnum_cache, pipeline, service, system]);
+        let others = sum([utxo_cache.max(utxo_rule), txnum_cache, pipeline, coin_files, service, system]);
         // On a host of its own the server has all of that host's memory: for want of knowledge, as much as this one's.
         // However much was asked for our caches, it gets a quarter here.
         let server = if is_server_here { ram.saturating_sub(others).max(ram / 4) } else { ram };
@@ -107,6 +111,7 @@ impl Shares {
             utxo_cache,
             txnum_cache,
             pipeline,
+            coin_files,
             threads,
             service,
             system,
@@ -148,7 +153,7 @@ impl Shares {
         self.work_mem = (ram / 128).min(REPLAY_WORK_MEM_MAX);
         self.sort_count = REPLAY_SORTS;
         self.sorts = self.work_mem * HASH_MEM_MULTIPLIER * REPLAY_SORTS;
-        self.autovacuum_work_mem = (ram / 64).min(REPLAY_AUTOVACUUM_WORK_MEM_MAX);
+        self.autovacuum_work_mem = (ram / 128).min(REPLAY_AUTOVACUUM_WORK_MEM_MAX);
         // One build per core; half of them while rows are loaded as well.
         let (budget, wanted) = match phase {
             Phase::Replay => (ram / 16, (cpus / 2).clamp(1, BUILDS_MAX)),
@@ -179,6 +184,7 @@ impl Shares {
             Part { name: "UTXO cache", bytes: self.utxo_cache },
             Part { name: "TxNumCache", bytes: self.txnum_cache },
             Part { name: "pipeline", bytes: self.pipeline },
+            Part { name: "coin files", bytes: self.coin_files },
             Part { name: "satgres itself", bytes: self.service },
             Part { name: "system", bytes: self.system },
         ];

@@ -44,8 +44,8 @@ fn single_board_computers() {
         "1 GiB, 4 cores, SD card",
         &machine(1024, 4, DiskKind::Ssd),
         [
-            "utxo 100 pipeline 128 threads 4 builds 2 | 128MB 32MB 8MB 364MB",
-            "utxo 100 pipeline 0 threads 1 builds 4 | 128MB 32MB 8MB 428MB",
+            "utxo 100 pipeline 128 threads 4 builds 2 | 128MB 32MB 8MB 332MB",
+            "utxo 100 pipeline 0 threads 1 builds 4 | 128MB 32MB 8MB 452MB",
             "utxo 100 pipeline 64 threads 3 builds 1 | 164MB 41MB 4MB 493MB",
         ],
     );
@@ -53,7 +53,7 @@ fn single_board_computers() {
         "4 GiB, 4 cores, rotating disk",
         &machine(4096, 4, DiskKind::Hdd),
         [
-            "utxo 512 pipeline 240 threads 4 builds 2 | 128MB 64MB 32MB 2464MB",
+            "utxo 512 pipeline 240 threads 4 builds 2 | 128MB 64MB 32MB 2408MB",
             "utxo 512 pipeline 0 threads 1 builds 4 | 128MB 64MB 32MB 2576MB",
             "utxo 512 pipeline 64 threads 3 builds 1 | 781MB 195MB 4MB 2344MB",
         ],
@@ -66,7 +66,7 @@ fn desktops() {
         "2 GiB, 1 core",
         &machine(2048, 1, DiskKind::Ssd),
         [
-            "utxo 100 pipeline 120 threads 1 builds 1 | 128MB 64MB 16MB 1268MB",
+            "utxo 100 pipeline 120 threads 1 builds 1 | 128MB 64MB 16MB 1212MB",
             "utxo 100 pipeline 0 threads 1 builds 1 | 128MB 64MB 16MB 1388MB",
             "utxo 100 pipeline 64 threads 1 builds 1 | 404MB 101MB 4MB 1213MB",
         ],
@@ -75,7 +75,7 @@ fn desktops() {
         "8 GiB, 4 cores",
         &machine(8192, 4, DiskKind::Ssd),
         [
-            "utxo 1536 pipeline 240 threads 4 builds 2 | 128MB 64MB 64MB 5024MB",
+            "utxo 1536 pipeline 240 threads 4 builds 2 | 128MB 64MB 64MB 4968MB",
             "utxo 1536 pipeline 0 threads 1 builds 4 | 128MB 64MB 64MB 5136MB",
             "utxo 1536 pipeline 64 threads 3 builds 1 | 1485MB 371MB 6528kB 4456MB",
         ],
@@ -84,7 +84,7 @@ fn desktops() {
         "16 GiB, 8 cores",
         &machine(16_384, 8, DiskKind::Nvme),
         [
-            "utxo 3584 pipeline 400 threads 8 builds 4 | 128MB 64MB 64MB 10880MB",
+            "utxo 3584 pipeline 400 threads 8 builds 4 | 128MB 64MB 64MB 10824MB",
             "utxo 2048 pipeline 0 threads 1 builds 8 | 128MB 64MB 64MB 12560MB",
             "utxo 2048 pipeline 64 threads 3 builds 1 | 3405MB 851MB 14MB 10216MB",
         ],
@@ -97,7 +97,7 @@ fn servers() {
         "64 GiB, 32 cores",
         &machine(65_536, 32, DiskKind::Ssd),
         [
-            "utxo 8192 pipeline 512 threads 25 builds 16 | 128MB 64MB 64MB 54512MB",
+            "utxo 8192 pipeline 512 threads 25 builds 16 | 128MB 64MB 64MB 54456MB",
             "utxo 2048 pipeline 0 threads 1 builds 32 | 128MB 64MB 64MB 60144MB",
             "utxo 2048 pipeline 64 threads 3 builds 1 | 15693MB 3923MB 53MB 47080MB",
         ],
@@ -106,7 +106,7 @@ fn servers() {
         "256 GiB, 64 cores",
         &machine(262_144, 64, DiskKind::Nvme),
         [
-            "utxo 8192 pipeline 512 threads 25 builds 32 | 128MB 64MB 64MB 250096MB",
+            "utxo 8192 pipeline 512 threads 25 builds 32 | 128MB 64MB 64MB 250040MB",
             "utxo 2048 pipeline 0 threads 1 builds 32 | 128MB 64MB 64MB 256752MB",
             "utxo 2048 pipeline 64 threads 3 builds 1 | 64845MB 8GB 177MB 194536MB",
         ],
@@ -120,8 +120,8 @@ fn containers_on_a_host_of_128_gib_and_32_cores() {
         "512 MiB",
         &container(512),
         [
-            "utxo 100 pipeline 64 threads 3 builds 2 | 64MB 16MB 4MB 116MB",
-            "utxo 100 pipeline 0 threads 1 builds 4 | 64MB 16MB 4MB 148MB",
+            "utxo 100 pipeline 64 threads 3 builds 2 | 64MB 16MB 4MB 104MB",
+            "utxo 100 pipeline 0 threads 1 builds 4 | 64MB 16MB 4MB 168MB",
             "utxo 100 pipeline 32 threads 1 builds 1 | 68MB 17MB 512kB 205MB",
         ],
     );
@@ -129,8 +129,8 @@ fn containers_on_a_host_of_128_gib_and_32_cores() {
         "1 GiB",
         &container(1024),
         [
-            "utxo 100 pipeline 128 threads 6 builds 4 | 128MB 16MB 8MB 332MB",
-            "utxo 100 pipeline 0 threads 1 builds 8 | 128MB 16MB 8MB 396MB",
+            "utxo 100 pipeline 128 threads 6 builds 4 | 128MB 16MB 8MB 316MB",
+            "utxo 100 pipeline 0 threads 1 builds 8 | 128MB 16MB 8MB 436MB",
             "utxo 100 pipeline 64 threads 3 builds 1 | 164MB 41MB 1280kB 493MB",
         ],
     );
@@ -138,7 +138,7 @@ fn containers_on_a_host_of_128_gib_and_32_cores() {
         "2 GiB",
         &container(2048),
         [
-            "utxo 100 pipeline 256 threads 12 builds 8 | 128MB 16MB 16MB 1036MB",
+            "utxo 100 pipeline 256 threads 12 builds 8 | 128MB 16MB 16MB 980MB",
             "utxo 100 pipeline 0 threads 1 builds 16 | 128MB 16MB 16MB 1164MB",
             "utxo 100 pipeline 64 threads 3 builds 1 | 404MB 101MB 3200kB 1213MB",
         ],
@@ -147,7 +147,7 @@ fn containers_on_a_host_of_128_gib_and_32_cores() {
         "8 GiB",
         &container(8192),
         [
-            "utxo 1536 pipeline 512 threads 25 builds 16 | 128MB 32MB 64MB 4336MB",
+            "utxo 1536 pipeline 512 threads 25 builds 16 | 128MB 32MB 64MB 4280MB",
             "utxo 1536 pipeline 0 threads 1 builds 32 | 128MB 32MB 64MB 4336MB",
             "utxo 1536 pipeline 64 threads 3 builds 1 | 1485MB 371MB 5184kB 4456MB",
         ],
@@ -169,7 +169,10 @@ fn a_server_on_another_host_leaves_the_memory_of_this_one_to_the_caches() {
     );
     let plan = Plan::new(&resources, Phase::Live, &Overrides::default());
     let names: Vec<&str> = plan.parts.iter().map(|part| part.name).collect();
-    assert_eq!(names, ["UTXO cache", "TxNumCache", "pipeline", "satgres itself", "system", "page cache"]);
+    assert_eq!(
+        names,
+        ["UTXO cache", "TxNumCache", "pipeline", "coin files", "satgres itself", "system", "page cache"]
+    );
     assert!(plan.entry("shared_buffers").unwrap().why.contains("as if the server's own host"));
 }
 

@@ -55,6 +55,15 @@ impl FingerprintKey {
         FingerprintKey { factors }
     }
 
+    /// Returns the key's bytes, for a checkpoint.
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        for (chunk, factor) in bytes.chunks_exact_mut(16).zip(self.factors.iter().flatten()) {
+            chunk.copy_from_slice(&factor.to_le_bytes());
+        }
+        bytes
+    }
+
     /// Returns the fingerprint of one outpoint.
     #[inline]
     pub fn fingerprint(&self, txid: &Hash32, vout: u32) -> Fingerprint {
@@ -121,6 +130,7 @@ mod tests {
     #[test]
     fn another_key_gives_other_fingerprints() {
         let (one, two) = (FingerprintKey::random().unwrap(), FingerprintKey::random().unwrap());
+        assert_eq!(FingerprintKey::from_bytes(&one.to_bytes()), one);
         assert_ne!(one.fingerprint(&[1; 32], 0), two.fingerprint(&[1; 32], 0));
     }
 }

@@ -8,13 +8,14 @@ use std::sync::Arc;
 use deadpool_postgres::Pool;
 use tokio::sync::mpsc;
 
-use super::pipeline::{EncodedBatch, Pipeline, PipelineError};
+use super::pipeline::{EncodedBatch, Item, Pipeline, PipelineError};
 use super::progress::Progress;
 use super::schedule::Segment;
 use crate::chain::batch::Overwritten;
 use crate::pg::copy::{CopyError, TableCopy};
 use crate::pg::pool;
 use crate::pg::segments::{self, Counts, SegmentRow};
+use crate::prevouts::UtxoFigures;
 use crate::profile::{Figures, Profile};
 use crate::rows::Table;
 
@@ -54,13 +55,15 @@ pub async fn load_segments(
 ) -> Result<(), LoadError> {
     for segment in segments {
         let phase = profile.phase();
-        let row = load_segment(pool, pipeline, segment, progress).await?;
+        let (row, utxos) = load_segment(pool, pipeline, segment, progress).await?;
+        pipeline.confirm(row.height_last);
         let figures = Figures {
             height: Some(row.height_last),
             blocks: Some(u64::from(row.height_last - row.height_first) + 1),
             rows: Some(row.counts.txs + row.counts.inputs + row.counts.outputs),
             bytes: Some(row.counts.block_bytes),
-            ..Figures::default()
+            cache_hit_ratio: utxos.hit_ratio(),
+            detail: Some(detail(&utxos)),
         };
         let client = pool.get().await.map_err(pool::Error::from)?;
         profile.ended(&phase, &format!("Loaded segment {}", segment.id), figures).record(&client).await;
@@ -75,7 +78,7 @@ async fn load_segment(
     pipeline: &mut Pipeline,
     segment: &Segment,
     progress: &Progress,
-) -> Result<SegmentRow, LoadError> {
+) -> Result<(SegmentRow, UtxoFigures), LoadError> {
     let mut client = pool.get().await.map_err(pool::Error::from)?;
     let server = |source| LoadError::Server { what: format!("recording segment {}", segment.id), source };
     segments::begin(&client, segment).await.map_err(server)?;
@@ -84,7 +87,7 @@ async fn load_segment(
         copies.push(TableCopy::begin(pool, table, segment).await?);
     }
 
-    let (counts, overwritten) = stream(pipeline, segment, &copies, progress).await?;
+    let (counts, overwritten, utxos) = stream(pipeline, segment, &copies, progress).await?;
 
     // First every stream ends, then every table commits: a failure in one leaves none behind in most cases, and the
     // segment counts only once all are in.
@@ -97,47 +100,67 @@ async fn load_segment(
         .await
         .map_err(|source| LoadError::Server { what: format!("committing segment {}", segment.id), source })?;
     segments::mark_loaded(&mut client, segment, &counts, &overwritten).await.map_err(server)?;
-    Ok(SegmentRow {
+    let row = SegmentRow {
         id: segment.id,
         height_first: *segment.heights.start(),
         height_last: *segment.heights.end(),
         is_attached: false,
         counts,
+    };
+    Ok((row, utxos))
+}
+
+/// Returns what the UTXO set did, for `ops.phases.detail`.
+fn detail(utxos: &UtxoFigures) -> serde_json::Value {
+    serde_json::json!({
+        "prevouts": utxos.inputs,
+        "prevouts_waited": utxos.waited,
+        "utxo_settlements": utxos.settlements,
+        "utxo_evicted": utxos.evicted,
+        "utxo_written_bytes": utxos.written_bytes,
+        "utxo_read_bytes": utxos.read_bytes,
+        "utxo_cache_coins": utxos.cache_coins,
+        "utxo_cache_bytes": utxos.cache_bytes,
+        "utxo_runs": utxos.runs,
+        "utxo_run_coins": utxos.run_coins,
     })
 }
 
-/// Sends every batch of the segment to its tables.
+/// Sends every batch of the segment to its tables, and every row that waited.
 async fn stream(
     pipeline: &mut Pipeline,
     segment: &Segment,
     copies: &[TableCopy],
     progress: &Progress,
-) -> Result<(Counts, Vec<Overwritten>), LoadError> {
+) -> Result<(Counts, Vec<Overwritten>, UtxoFigures), LoadError> {
     let mut counts = Counts::default();
     let mut overwritten = Vec::new();
-    let mut height_last: Option<u32> = None;
-    while height_last != Some(*segment.heights.end()) {
-        let batch = pipeline.next().await?.ok_or(PipelineError::Broken)?;
-        let height_due = match height_last {
-            Some(height) => height + 1,
-            None => *segment.heights.start(),
+    let mut height_due = *segment.heights.start();
+    loop {
+        let (rows, batch) = match pipeline.next().await?.ok_or(PipelineError::Broken)? {
+            Item::SegmentEnd(end) => {
+                assert_eq!(height_due, *segment.heights.end() + 1, "the segment is complete");
+                overwritten.extend(end.overwritten);
+                return Ok((counts, overwritten, end.figures));
+            }
+            Item::Late(rows) => (rows, None),
+            Item::Batch(mut batch) => (std::mem::take(&mut batch.rows), Some(batch)),
         };
-        assert_eq!(*batch.plan.heights.start(), height_due, "batches follow each other: {:?}", batch.plan);
-        height_last = Some(*batch.plan.heights.end());
-        let EncodedBatch { plan, rows, tx_count, input_count, output_count, block_bytes, overwritten: more } =
-            batch;
+        for (copy, rows) in copies.iter().zip(rows) {
+            if !copy.send(rows).await {
+                // The stream broke: `finish` will say why.
+                return Ok((counts, overwritten, UtxoFigures::default()));
+            }
+        }
+        let Some(batch) = batch else { continue };
+        let EncodedBatch { plan, tx_count, input_count, output_count, block_bytes, .. } = batch;
+        assert_eq!(*plan.heights.start(), height_due, "batches follow each other: {plan:?}");
+        height_due = plan.heights.end() + 1;
         counts.txs += tx_count;
         counts.inputs += input_count;
         counts.outputs += output_count;
         counts.block_bytes += block_bytes;
-        overwritten.extend(more);
-        for (copy, rows) in copies.iter().zip(rows) {
-            if !copy.send(rows).await {
-                // The stream broke: `finish` will say why.
-                return Ok((counts, overwritten));
-            }
-        }
+        overwritten.extend(batch.overwritten);
         progress.loaded(*plan.heights.end(), tx_count, tx_count + input_count + output_count, block_bytes);
     }
-    Ok((counts, overwritten))
 }

@@ -1,7 +1,7 @@
 //! The pipeline's threads: read and parse, resolve in order, encode.
 //!
 //! In: the batches of the segments to load. Out: encoded rows, batch by batch but in any order of batches, on a bounded
-//! channel for the writer. Everything in flight is paid for at the gate, in chain order, so that the oldest batch can
+//! channel for the writer; between them late rows and the segments' ends. Everything in flight is paid for at the gate, in chain order, so that the oldest batch can
 //! always go on. The first failure in chain order ends the pipeline and is what the writer is told.
 
 use std::collections::BTreeMap;
@@ -15,15 +15,20 @@ use tokio::sync::mpsc;
 
 use super::buffers::BufferPool;
 use super::gate::{Gate, Permit};
+use super::late::LateRows;
 use super::reader::{BatchReader, Chain, ReadError};
+use super::resolver::{Confirmed, Resolver};
 use super::schedule::{BatchPlan, Batches, Segment};
 use crate::chain::batch::{Batch, Overwritten};
 use crate::network::Network;
-use crate::prevouts::{FingerprintKey, ResolveError, UtxoSet, resolve_batch};
+use crate::prevouts::{CoinFileError, ConnectError, ResolveError, UtxoFigures, UtxoSet};
 use crate::rows::{Encoded, Store, encode_batch};
 
 /// Memory that a batch needs for each byte of its blocks: the bytes, the facts parsed from them, the encoded rows.
 const BYTES_PER_BLOCK_BYTE: u64 = 5;
+
+/// Most bytes of completed late rows on their way to the server.
+const LATE_BYTES: u64 = 16 << 20;
 
 /// What the pipeline is run with.
 #[derive(Clone, Debug)]
@@ -49,9 +54,30 @@ pub enum PipelineError {
     /// A block breaks a rule in the light of the chain before it.
     #[error("invalid block at height {}: {}", .0.height, .0)]
     Resolve(ResolveError),
+    /// The files of the UTXO set failed.
+    #[error(transparent)]
+    CoinFiles(#[from] CoinFileError),
+    /// Nobody takes the rows any more: whoever stopped knows why.
+    #[error("stopped")]
+    Stopped,
     /// A thread ended without saying why: a defect.
     #[error("a pipeline thread ended without a result")]
     Broken,
+}
+
+impl From<ResolveError> for PipelineError {
+    fn from(error: ResolveError) -> Self {
+        PipelineError::Resolve(error)
+    }
+}
+
+impl From<ConnectError> for PipelineError {
+    fn from(error: ConnectError) -> Self {
+        match error {
+            ConnectError::Broken(error) => PipelineError::Resolve(error),
+            ConnectError::Files(error) => PipelineError::CoinFiles(error),
+        }
+    }
 }
 
 /// The encoded rows of one batch.
@@ -73,19 +99,49 @@ pub struct EncodedBatch {
     pub overwritten: Vec<Overwritten>,
 }
 
-struct InFlight {
-    plan: BatchPlan,
-    batch: Box<Batch>,
+/// What the loader takes, in order.
+#[derive(Debug)]
+pub enum Item {
+    /// Rows of a batch, but for those that wait.
+    Batch(EncodedBatch),
+    /// Rows that waited, of each table in the order of `Table::ALL`.
+    Late([Bytes; 4]),
+    /// Nothing more of the segment follows.
+    SegmentEnd(SegmentEnd),
+}
+
+/// What is known once a segment is complete.
+#[derive(Debug)]
+pub struct SegmentEnd {
+    /// Outputs whose overwriting was found late.
+    pub overwritten: Vec<Overwritten>,
+    /// What the UTXO set did for the segment.
+    pub figures: UtxoFigures,
+}
+
+#[derive(Debug)]
+pub(super) struct Numbered {
+    pub(super) order: u64,
+    pub(super) item: Item,
+}
+
+pub(super) struct InFlight {
+    pub(super) plan: BatchPlan,
+    pub(super) batch: Box<Batch>,
+    /// Its place among the loader's items; set by the resolver.
+    pub(super) order: u64,
     permit: Permit,
 }
 
 /// A running pipeline.
 #[derive(Debug)]
 pub struct Pipeline {
-    encoded: mpsc::Receiver<EncodedBatch>,
-    waiting: BTreeMap<u64, EncodedBatch>,
+    encoded: mpsc::Receiver<Numbered>,
+    waiting: BTreeMap<u64, Item>,
     due: u64,
     gate: Arc<Gate>,
+    late_gate: Arc<Gate>,
+    confirmed: Arc<Confirmed>,
     stop: Arc<AtomicBool>,
     failure: Arc<Mutex<Option<PipelineError>>>,
     resolver: Option<JoinHandle<UtxoSet>>,
@@ -98,14 +154,16 @@ impl Pipeline {
         chain: &Arc<Chain>,
         segments: Vec<Segment>,
         set: UtxoSet,
-        key: &FingerprintKey,
         options: &PipelineOptions,
     ) -> Self {
         let threads = options.threads.max(1);
         let encoders = threads.div_ceil(2);
         let gate = Gate::new(options.pipeline_bytes);
+        let late_gate = Gate::new(LATE_BYTES);
+        let confirmed = Arc::new(Confirmed::default());
         let stop = Arc::new(AtomicBool::new(false));
         let failure = Arc::new(Mutex::new(None));
+        let segment_ends = segments.iter().map(|segment| *segment.heights.end()).collect();
         let batches = Arc::new(Mutex::new(Batches::new(segments, options.batch_bytes)));
         let spare = crossbeam_channel::bounded::<Box<Batch>>(threads * 2 + encoders + 2);
         let (parsed_sender, parsed) = crossbeam_channel::bounded(threads);
@@ -115,7 +173,7 @@ impl Pipeline {
         let mut handles = Vec::new();
         for index in 0..threads {
             let parser = Parser {
-                reader: BatchReader::new(Arc::clone(chain), key.clone()),
+                reader: BatchReader::new(Arc::clone(chain), set.key().clone()),
                 batches: Arc::clone(&batches),
                 gate: Arc::clone(&gate),
                 stop: Arc::clone(&stop),
@@ -125,12 +183,28 @@ impl Pipeline {
             handles.push(spawn(format!("parse-{index}"), move || parser.run()));
         }
         drop(parsed_sender);
+        let pools: [BufferPool; 4] = std::array::from_fn(|_| BufferPool::new(encoders * 4));
+        let resolver = Resolver {
+            late: LateRows::new(&set, options.store),
+            set,
+            network: options.network,
+            segment_ends,
+            late_gate: Arc::clone(&late_gate),
+            pools: pools.clone(),
+            resolved: resolved_sender,
+            loader: encoded_sender.clone(),
+            confirmed: Arc::clone(&confirmed),
+            overwritten: Vec::new(),
+            order: 0,
+        };
         let resolver = {
             let failure = Arc::clone(&failure);
-            let network = options.network;
-            spawn("resolve".to_owned(), move || resolve(set, network, &parsed, &resolved_sender, &failure))
+            spawn("resolve".to_owned(), move || {
+                let (set, error) = resolver.run(&parsed);
+                *failure.lock().unwrap_or_else(PoisonError::into_inner) = error;
+                set
+            })
         };
-        let pools: [BufferPool; 4] = std::array::from_fn(|_| BufferPool::new(encoders * 4));
         for index in 0..encoders {
             let (resolved, encoded, spare) = (resolved.clone(), encoded_sender.clone(), spare.0.clone());
             let (pools, store) = (pools.clone(), options.store);
@@ -143,6 +217,8 @@ impl Pipeline {
             waiting: BTreeMap::new(),
             due: 0,
             gate,
+            late_gate,
+            confirmed,
             stop,
             failure,
             resolver: Some(resolver),
@@ -150,19 +226,19 @@ impl Pipeline {
         }
     }
 
-    /// Returns the next batch in chain order, or `None` when all have been given.
+    /// Returns the next item in chain order, or `None` when all have been given.
     ///
     /// # Errors
-    /// The first failure in chain order; every batch before it has been given.
-    pub async fn next(&mut self) -> Result<Option<EncodedBatch>, PipelineError> {
+    /// The first failure in chain order; every segment before it has been given.
+    pub async fn next(&mut self) -> Result<Option<Item>, PipelineError> {
         loop {
-            if let Some(batch) = self.waiting.remove(&self.due) {
+            if let Some(item) = self.waiting.remove(&self.due) {
                 self.due += 1;
-                return Ok(Some(batch));
+                return Ok(Some(item));
             }
             match self.encoded.recv().await {
-                Some(batch) => {
-                    self.waiting.insert(batch.plan.seq, batch);
+                Some(Numbered { order, item }) => {
+                    self.waiting.insert(order, item);
                 }
                 None => {
                     let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -181,7 +257,7 @@ impl Pipeline {
     /// Blocks until every thread has ended; each stops at its next batch.
     pub fn finish(mut self) -> Result<UtxoSet, PipelineError> {
         self.stop.store(true, Ordering::Relaxed);
-        self.gate.close();
+        self.close_gates();
         self.encoded.close();
         while self.encoded.try_recv().is_ok() {}
         self.waiting.clear();
@@ -191,6 +267,17 @@ impl Pipeline {
             thread.join().map_err(|_| PipelineError::Broken)?;
         }
         set
+    }
+
+    /// The database holds every block up to `height` for good: checkpoints of earlier ones are not needed any more.
+    pub fn confirm(&self, height: u32) {
+        self.confirmed.set(height);
+    }
+
+    fn close_gates(&self) {
+        self.gate.close();
+        self.late_gate.close();
+        self.confirmed.close();
     }
 
     /// Returns the most bytes that were in flight at one time.
@@ -203,7 +290,7 @@ impl Drop for Pipeline {
     fn drop(&mut self) {
         // Whoever drops a pipeline without `finish` has failed already: the threads end by themselves.
         self.stop.store(true, Ordering::Relaxed);
-        self.gate.close();
+        self.close_gates();
     }
 }
 
@@ -227,7 +314,7 @@ impl Parser {
             let mut batch = self.spare.try_recv().unwrap_or_default();
             batch.clear();
             let parsed = match self.reader.read(&plan.heights, &mut batch) {
-                Ok(()) => Ok(InFlight { plan, batch, permit }),
+                Ok(()) => Ok(InFlight { plan, batch, order: 0, permit }),
                 Err(error) => Err((plan.seq, error)),
             };
             if self.parsed.send(parsed).is_err() {
@@ -245,50 +332,14 @@ impl Parser {
     }
 }
 
-/// The one ordered stage. Ends at the first failure in chain order, and keeps it.
-fn resolve(
-    mut set: UtxoSet,
-    network: Network,
-    parsed: &Receiver<Result<InFlight, (u64, ReadError)>>,
-    resolved: &Sender<InFlight>,
-    failure: &Mutex<Option<PipelineError>>,
-) -> UtxoSet {
-    let mut waiting = BTreeMap::new();
-    let mut due = 0;
-    for result in parsed {
-        let seq = result.as_ref().map_or_else(|(seq, _)| *seq, |in_flight| in_flight.plan.seq);
-        waiting.insert(seq, result);
-        while let Some(result) = waiting.remove(&due) {
-            due += 1;
-            let outcome =
-                result.map_err(|(_, error)| PipelineError::from(error)).and_then(|mut in_flight| {
-                    resolve_batch(&mut in_flight.batch, &mut set, network).map_err(PipelineError::Resolve)?;
-                    Ok(in_flight)
-                });
-            match outcome {
-                Ok(in_flight) => {
-                    if resolved.send(in_flight).is_err() {
-                        return set;
-                    }
-                }
-                Err(error) => {
-                    *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                    return set;
-                }
-            }
-        }
-    }
-    set
-}
-
 fn encode(
     store: Store,
     resolved: &Receiver<InFlight>,
-    encoded: &mpsc::Sender<EncodedBatch>,
+    encoded: &mpsc::Sender<Numbered>,
     spare: &Sender<Box<Batch>>,
     pools: &[BufferPool; 4],
 ) {
-    for InFlight { plan, mut batch, permit } in resolved {
+    for InFlight { plan, mut batch, order, permit } in resolved {
         let mut rows = Encoded { buffers: std::array::from_fn(|table| pools[table].take()) };
         encode_batch(&batch, store, &mut rows);
         let permit = Arc::new(permit);
@@ -306,7 +357,8 @@ fn encode(
         };
         // A full return channel has enough: this batch's memory is given back.
         let _ = spare.try_send(batch);
-        if encoded.blocking_send(done).is_err() {
+        let item = Numbered { order, item: Item::Batch(done) };
+        if encoded.blocking_send(item).is_err() {
             break;
         }
     }

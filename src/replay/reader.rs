@@ -230,6 +230,10 @@ fn read_bytes<'a>(
         raw.extend_from_slice(&chain.network().genesis_block());
         return Ok(());
     }
+    if location.file == Location::HELD {
+        let source = std::io::Error::from(std::io::ErrorKind::NotFound);
+        return Err(SourceError::Read { path: chain.files.directory().to_owned(), offset: 0, source });
+    }
     let file = match open {
         Some((file, handle)) if *file == location.file => handle,
         _ => &mut open.insert((location.file, chain.files.open_file(location.file)?)).1,

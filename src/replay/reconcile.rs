@@ -14,6 +14,8 @@ use super::reader::Chain;
 use crate::chain::hash::{Hash32, reversed_hex};
 use crate::chain::header::HEADER_BYTES;
 use crate::pg::segments::{self, SegmentRow};
+use crate::rows::Table;
+use crate::source::{HeldBlock, Location};
 
 /// The last block that readers see.
 #[derive(Clone, Debug)]
@@ -60,6 +62,31 @@ pub async fn tip(client: &Client) -> Result<Option<Tip>, ReplayError> {
     Ok(row.map(|row| Tip { height: row.get::<_, i32>(0) as u32, hash: hash_of(&row, 1) }))
 }
 
+/// Returns the blocks that the database holds, by height, those of segments that wait for their indexes too.
+///
+/// # Errors
+/// What the server says.
+pub async fn held_blocks(client: &Client) -> Result<Vec<HeldBlock>, ReplayError> {
+    let mut held: Vec<HeldBlock> = Vec::new();
+    let mut tables = vec!["chain.blocks".to_owned()];
+    let waiting = segments(client).await?.into_iter().filter(|segment| !segment.is_attached);
+    tables.extend(waiting.map(|segment| segments::partition(Table::Blocks, segment.id)));
+    let (mut prev_hash, mut chainwork_before) = ([0; 32], 0);
+    for table in tables {
+        let statement = format!(
+            "select hash, substr(chainwork, 17), extract(epoch from time)::int8 from {table} order by height"
+        );
+        for row in client.query(&statement, &[]).await.map_err(server("reading the blocks that are held"))? {
+            let hash = hash_of(&row, 0);
+            let chainwork = row.get::<_, &[u8]>(1).try_into().map_or(0, u128::from_be_bytes);
+            let work = chainwork.saturating_sub(chainwork_before);
+            held.push(HeldBlock { hash, prev_hash, work, time: row.get::<_, i64>(2) as u32 });
+            (prev_hash, chainwork_before) = (hash, chainwork);
+        }
+    }
+    Ok(held)
+}
+
 /// Returns the hashes of the blocks that were refused.
 ///
 /// # Errors
@@ -103,19 +130,82 @@ pub async fn roll_back_to_fork(client: &mut Client, chain: &Chain) -> Result<Vec
     let start = Instant::now();
     let mut present = segments(client).await?;
     let old_tip = tip(client).await?;
-    let mut dropped = 0;
-    while let Some(last) = present.last() {
-        if holds_active_block(client, chain, last).await? {
-            break;
-        }
-        segments::drop_segment(client, last.id).await.map_err(server("dropping a segment"))?;
-        dropped += 1;
-        present.pop();
+    let mut stay = present.len();
+    while stay > 0 && !holds_active_block(client, chain, &present[stay - 1]).await? {
+        stay -= 1;
     }
-    if let (1.., Some(old_tip)) = (dropped, old_tip) {
-        record_reorg(client, chain, &old_tip, start).await?;
+    let dropped = present.split_off(stay);
+    if let (Some(first), Some(last)) = (dropped.first(), dropped.last()) {
+        check_loadable(chain, first.height_first, last.height_last)?;
+        let fork_height = fork_height(client, chain, first).await?;
+        record_disconnected(client, fork_height).await?;
+        for segment in dropped.iter().rev() {
+            segments::drop_segment(client, segment.id).await.map_err(server("dropping a segment"))?;
+        }
+        if let Some(old_tip) = old_tip {
+            record_reorg(client, chain, &old_tip, fork_height, start).await?;
+        }
     }
     Ok(present)
+}
+
+/// Blocks that only the database holds cannot be loaded again: their segments must not be dropped.
+fn check_loadable(chain: &Chain, height_first: u32, reorg_height: u32) -> Result<(), ReplayError> {
+    let held = (height_first..=chain.active.tip_height())
+        .find(|&height| chain.location(height).file == Location::HELD);
+    match held {
+        Some(height) => Err(ReplayError::Gone { height, reorg_height }),
+        None => Ok(()),
+    }
+}
+
+/// Returns the height of the last block that both chains share.
+async fn fork_height(client: &Client, chain: &Chain, first_dropped: &SegmentRow) -> Result<u32, ReplayError> {
+    let rows = client
+        .query(
+            "select height, hash from chain.blocks where height >= $1 order by height",
+            &[&(first_dropped.height_first as i32)],
+        )
+        .await
+        .map_err(server("looking for the fork"))?;
+    let shared = rows.iter().take_while(|row| {
+        let height = row.get::<_, i32>(0) as u32;
+        height <= chain.active.tip_height() && hash_of(row, 1) == chain.hash(height)
+    });
+    Ok(first_dropped
+        .height_first
+        .saturating_sub(1)
+        .max(shared.last().map_or(0, |row| row.get::<_, i32>(0) as u32)))
+}
+
+/// Keeps the headers of the blocks that a reorg disconnects in `chain.stale_blocks`.
+async fn record_disconnected(client: &Client, fork_height: u32) -> Result<(), ReplayError> {
+    let what = server("keeping disconnected blocks");
+    let rows = client
+        .query(
+            "select b.hash, b.height, b.version, p.hash, b.merkle_root, extract(epoch from b.time)::int8, b.bits, b.nonce \
+             from chain.blocks b join chain.blocks p on p.height = b.height - 1 where b.height > $1",
+            &[&(fork_height as i32)],
+        )
+        .await
+        .map_err(&what)?;
+    for row in rows {
+        let mut header = Vec::with_capacity(HEADER_BYTES);
+        header.extend_from_slice(&row.get::<_, i32>(2).to_le_bytes());
+        header.extend_from_slice(row.get(3));
+        header.extend_from_slice(row.get(4));
+        for column in 5..8 {
+            header.extend_from_slice(&(row.get::<_, i64>(column) as u32).to_le_bytes());
+        }
+        client
+            .execute(
+                "insert into chain.stale_blocks (hash, height, header) values ($1, $2, $3) on conflict (hash) do nothing",
+                &[&row.get::<_, &[u8]>(0), &row.get::<_, i32>(1), &header],
+            )
+            .await
+            .map_err(&what)?;
+    }
+    Ok(())
 }
 
 /// Returns whether the last block of a segment is in the active chain; then so are all before it.
@@ -131,7 +221,7 @@ async fn holds_active_block(
     let table = if segment.is_attached {
         "chain.blocks".to_owned()
     } else {
-        segments::partition(crate::rows::Table::Blocks, segment.id)
+        segments::partition(Table::Blocks, segment.id)
     };
     let row = client
         .query_opt(&format!("select hash from {table} where height = $1"), &[&(segment.height_last as i32)])
@@ -144,22 +234,11 @@ async fn record_reorg(
     client: &Client,
     chain: &Chain,
     old_tip: &Tip,
+    fork_height: u32,
     start: Instant,
 ) -> Result<(), ReplayError> {
     let new_height = chain.active.tip_height();
     let new_tip = chain.hash(new_height);
-    // The old branch may be gone from the files; then the fork is known only to lie below it.
-    let mut fork = chain.tree.find(&old_tip.hash);
-    while let Some(index) = fork {
-        if chain.active.at(chain.tree.height(index)) == Some(index) {
-            break;
-        }
-        fork = chain.tree.parent(index);
-    }
-    let fork_height = match fork {
-        Some(index) => chain.tree.height(index),
-        None => tip(client).await?.map_or(0, |tip| tip.height),
-    };
     warn!(
         fork_height,
         old_height = old_tip.height,
@@ -192,6 +271,10 @@ pub async fn record_stale_blocks(client: &mut Client, chain: &Chain) -> Result<(
     let what = server("listing stale blocks");
     let transaction = client.transaction().await.map_err(&what)?;
     for stale in chain.tree.stale_blocks(&chain.active) {
+        // What only the database held was recorded when it was disconnected.
+        if stale.location.file == Location::HELD {
+            continue;
+        }
         let mut header = Vec::with_capacity(HEADER_BYTES);
         let file = chain.files.open_file(stale.location.file)?;
         file.read_to(stale.location.offset, HEADER_BYTES, &mut header)?;

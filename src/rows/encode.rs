@@ -16,6 +16,20 @@ pub(super) const OUTPUT_ROW_BYTES: usize = 2 + 5 * 4 + 8 + 8 + 16 + 4;
 /// Bytes of a row of `inputs` without its scriptSig and witness.
 pub(super) const INPUT_ROW_BYTES: usize = 2 + 9 * 4 + 3 * 8 + 16 + 8 + 4 + 4;
 
+// Where the values stand that a row may wait for: behind the column count, the columns before and the length.
+/// `inputs.prev_tx_num`.
+pub(super) const INPUT_PREV_TX_NUM_AT: usize = 2 + 12 + 4;
+/// `inputs.value`.
+pub(super) const INPUT_VALUE_AT: usize = INPUT_PREV_TX_NUM_AT + 8 + 4;
+/// `inputs.script_hash`.
+pub(super) const INPUT_SCRIPT_HASH_AT: usize = INPUT_VALUE_AT + 8 + 4;
+/// `transactions.fee`.
+pub(super) const TRANSACTION_FEE_AT: usize = 2 + 12 + 4;
+/// `blocks.fees`: behind seven numbers of 4 bytes, four of 8 and two hashes.
+pub(super) const BLOCK_FEES_AT: usize = 2 + 7 * 8 + 4 * 12 + 2 * 36 + 4;
+/// `blocks.unclaimed`.
+pub(super) const BLOCK_UNCLAIMED_AT: usize = BLOCK_FEES_AT + 2 * 12;
+
 /// Seconds from 1970 to PostgreSQL's epoch, 2000-01-01.
 const POSTGRES_EPOCH_SECONDS: i64 = 946_684_800;
 const NULL: [u8; 4] = (-1_i32).to_be_bytes();

@@ -110,6 +110,8 @@ pub struct Location {
 impl Location {
     /// The file index of the genesis block where no file holds it.
     pub const BUILT_IN: u32 = u32::MAX;
+    /// The file index of a block that only the database holds.
+    pub const HELD: u32 = u32::MAX - 1;
 }
 
 /// The block files of one directory.
@@ -178,6 +180,7 @@ impl BlockFiles {
     pub fn name(&self, location: Location) -> String {
         match self.paths.get(location.file as usize) {
             Some(path) => path.display().to_string(),
+            None if location.file == Location::HELD => "the database".to_owned(),
             None => "the built-in genesis block".to_owned(),
         }
     }

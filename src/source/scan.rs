@@ -56,8 +56,6 @@ pub struct FileScan {
     pub breaks: Vec<u64>,
     /// Another network whose magic begins the file.
     pub other_network: Option<Network>,
-    /// Whether the file holds anything but zeros.
-    pub is_blank: bool,
 }
 
 /// Scans one file.
@@ -95,11 +93,9 @@ impl Scanner<'_> {
         let end = self.window.file.len();
         let mut at = 0;
         let mut before: Option<u64> = None;
-        self.found.is_blank = true;
         while at + RECORD_HEAD_BYTES <= end {
             match self.probe(at)? {
                 Probe::Record(record) => {
-                    self.found.is_blank = false;
                     let is_cut = record.trust == Trust::Cut;
                     let after = record.offset + u64::from(record.len);
                     self.found.records.push(record);
@@ -112,7 +108,6 @@ impl Scanner<'_> {
                     }
                 }
                 Probe::End => {
-                    self.found.is_blank = false;
                     break;
                 }
                 Probe::Zeros => {
@@ -120,7 +115,6 @@ impl Scanner<'_> {
                     at = self.skip_zeros(at)?;
                 }
                 Probe::BadHeader | Probe::Other => {
-                    self.found.is_blank = false;
                     if at == 0 {
                         self.found.other_network = self.network_at(0)?;
                     }
@@ -390,6 +384,6 @@ mod tests {
     fn files_of_another_network_are_told() {
         let bytes = [Network::Main.magic().to_vec(), vec![1; 200]].concat();
         assert_eq!(scan(&bytes, true, 0).other_network, Some(Network::Main));
-        assert!(scan(&[], false, 5_000).is_blank);
+        assert_eq!(scan(&[], false, 5_000).other_network, None);
     }
 }

@@ -45,6 +45,53 @@ pub struct HeaderTree {
     break_count: u64,
 }
 
+/// The headers of the files, before they are linked.
+#[derive(Debug)]
+pub struct ScannedHeaders {
+    tree: HeaderTree,
+}
+
+impl ScannedHeaders {
+    /// Returns the number of blocks found.
+    pub fn len(&self) -> usize {
+        self.tree.len()
+    }
+
+    /// Returns whether no block was found; a scan that succeeds has found one.
+    pub fn is_empty(&self) -> bool {
+        self.tree.is_empty()
+    }
+
+    /// Links every block to its parent. Blocks that the database holds count as data too: a node may have pruned their
+    /// files since.
+    ///
+    /// # Errors
+    /// [`SourceError::Pruned`] or [`SourceError::Unconnected`]: no block continues from the genesis block.
+    pub fn link(self, files: &BlockFiles, held: &[HeldBlock]) -> Result<HeaderTree, SourceError> {
+        let mut tree = self.tree;
+        for block in held {
+            tree.add_held(block);
+        }
+        tree.add_genesis();
+        tree.link();
+        tree.check_connected(files)?;
+        Ok(tree)
+    }
+}
+
+/// A block of the database.
+#[derive(Clone, Debug)]
+pub struct HeldBlock {
+    /// Block hash, internal byte order.
+    pub hash: Hash32,
+    /// Hash of the block before, internal byte order.
+    pub prev_hash: Hash32,
+    /// Work of this block alone.
+    pub work: u128,
+    /// Time in the header, seconds since 1970.
+    pub time: u32,
+}
+
 /// The active chain: most work whose blocks are all there.
 #[derive(Debug)]
 pub struct ActiveChain {
@@ -76,11 +123,11 @@ pub struct StaleBlock {
 }
 
 impl HeaderTree {
-    /// Scans all files on `threads` threads and links what they hold.
+    /// Scans all files on `threads` threads; what they hold is not linked yet.
     ///
     /// # Errors
-    /// Files that cannot be read, of another network, or pruned: stop and tell the user.
-    pub fn scan(files: &BlockFiles, threads: usize) -> Result<Self, SourceError> {
+    /// Files that cannot be read, of another network, or without a block: stop and tell the user.
+    pub fn scan(files: &BlockFiles, threads: usize) -> Result<ScannedHeaders, SourceError> {
         let mut tree = HeaderTree::new(files.network());
         let mut seen = Seen::default();
         scan_in_order(files, threads, |file, scan| {
@@ -88,7 +135,7 @@ impl HeaderTree {
             tree.add_file(file, scan);
         })?;
         tree.newest = tree.newest_of(files.paths().len() as u32 - 1);
-        if tree.entries.is_empty() && !seen.all_blank {
+        if tree.entries.is_empty() {
             let path = files.directory().to_owned();
             let asked = files.network();
             return Err(match seen.other_network {
@@ -98,14 +145,11 @@ impl HeaderTree {
                 None => SourceError::NoBlocks { path, asked },
             });
         }
-        tree.add_genesis();
-        tree.link();
         if seen.break_count > 0 {
             tracing::warn!(breaks = seen.break_count, "bytes between block records were stepped over");
         }
         tree.break_count = seen.break_count;
-        tree.check_connected(files)?;
-        Ok(tree)
+        Ok(ScannedHeaders { tree })
     }
 
     fn new(network: Network) -> Self {
@@ -143,16 +187,31 @@ impl HeaderTree {
                 self.add_copy(index, trust, location);
                 continue;
             }
-            let index = self.entries.len() as u32;
-            let prev = self.find(&prev_hash).unwrap_or(NONE);
-            if prev == NONE {
-                self.orphans.push((index, prev_hash));
-            }
-            self.entries.push(Entry { hash, work, prev, height: UNCONNECTED, time, location, trust });
-            let entries = &self.entries;
-            self.by_hash
-                .insert_unique(table_hash(&hash), index, |&at| table_hash(&entries[at as usize].hash));
+            let entry = Entry { hash, work, prev: NONE, height: UNCONNECTED, time, location, trust };
+            self.add_entry(entry, prev_hash);
         }
+    }
+
+    fn add_held(&mut self, block: &HeldBlock) {
+        if self.find(&block.hash).is_none() {
+            let &HeldBlock { hash, prev_hash, work, time } = block;
+            let location = Location { file: Location::HELD, offset: 0, len: 0 };
+            let trust = Trust::Whole;
+            let entry = Entry { hash, work, prev: NONE, height: UNCONNECTED, time, location, trust };
+            self.add_entry(entry, prev_hash);
+        }
+    }
+
+    fn add_entry(&mut self, mut entry: Entry, prev_hash: Hash32) {
+        let index = self.entries.len() as u32;
+        entry.prev = self.find(&prev_hash).unwrap_or(NONE);
+        if entry.prev == NONE {
+            self.orphans.push((index, prev_hash));
+        }
+        let hash = table_hash(&entry.hash);
+        self.entries.push(entry);
+        let entries = &self.entries;
+        self.by_hash.insert_unique(hash, index, |&at| table_hash(&entries[at as usize].hash));
     }
 
     /// The better of two copies is the entry's own.
@@ -344,12 +403,6 @@ impl HeaderTree {
         self.entries[index as usize].height
     }
 
-    /// Returns the index of the block before, if it is in the tree.
-    pub fn parent(&self, index: u32) -> Option<u32> {
-        let prev = self.entries[index as usize].prev;
-        (prev != NONE).then_some(prev)
-    }
-
     /// Returns the time in a block's header, seconds since 1970.
     pub fn time(&self, index: u32) -> u32 {
         self.entries[index as usize].time
@@ -386,14 +439,12 @@ fn table_hash(hash: &Hash32) -> u64 {
 #[derive(Default)]
 struct Seen {
     file_count: usize,
-    all_blank: bool,
     other_network: Option<(usize, Network)>,
     break_count: u64,
 }
 
 impl Seen {
     fn note(&mut self, scan: &FileScan) {
-        self.all_blank = scan.is_blank && (self.file_count == 0 || self.all_blank);
         if self.other_network.is_none() {
             self.other_network = scan.other_network.map(|network| (self.file_count, network));
         }
@@ -503,6 +554,30 @@ mod tests {
         let chain = tree.active_chain(&HashSet::new(), None);
         assert_eq!(chain.tip_height(), 2);
         assert!(tree.stale_blocks(&chain).is_empty());
+    }
+
+    #[test]
+    fn blocks_that_only_the_database_holds_connect_what_a_pruned_node_has() {
+        let mut tree = HeaderTree::new(Network::Regtest);
+        let record = |seed, parent| Record {
+            hash: hash(seed),
+            prev_hash: hash(parent),
+            work: 2,
+            time: 0,
+            offset: u64::from(seed) * 1_000,
+            len: 100,
+            trust: Trust::Whole,
+        };
+        tree.add_file(0, FileScan { records: vec![record(3, 2), record(4, 3)], ..FileScan::default() });
+        for (seed, parent) in [(1, 0), (2, 1), (3, 2)] {
+            tree.add_held(&HeldBlock { hash: hash(seed), prev_hash: hash(parent), work: 2, time: 0 });
+        }
+        tree.add_genesis();
+        tree.link();
+        assert_eq!(seeds(&tree, &[], None), [1, 2, 3, 4]);
+        let chain = tree.active_chain(&HashSet::new(), None);
+        let file = |height| tree.locations(chain.at(height).unwrap()).next().unwrap().file;
+        assert_eq!((file(2), file(3)), (Location::HELD, 0));
     }
 
     #[test]

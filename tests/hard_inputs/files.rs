@@ -1,8 +1,11 @@
 //! Block files in every layout that a node leaves behind: the same chain must come out.
 
+use std::fs;
 use std::time::Duration;
 
-use crate::support::blkfiles::{BlkDir, Piece, record, records, shuffle};
+use bitcoin::consensus::encode::serialize;
+
+use crate::support::blkfiles::{BlkDir, Piece, REGTEST, record, records, shuffle};
 use crate::support::blocks::Chain;
 use crate::support::rows::assert_chain;
 use crate::support::{Satgres, sample};
@@ -141,13 +144,11 @@ fn a_cut_last_record_is_not_yet_written() {
     let satgres = Satgres::new();
     let blocks_dir = BlkDir::with_key(KEY);
     blocks_dir.write(0, &records(&chain.blocks()[..50]));
-    let mut offset = *blocks_dir.write(1, &records(&chain.blocks()[50..=100])).last().unwrap();
-    offset += record_length(&chain, 100);
+    blocks_dir.write(1, &records(&chain.blocks()[50..=100]));
+    let mut offset = fs::metadata(blocks_dir.file(1)).unwrap().len();
     // In the middle of the body, of the header, and of the length.
     for (height, bytes_there) in [(101, 150), (102, 8 + 40), (103, 6)] {
-        let Piece::Record(block) = record(&chain.blocks()[height]) else { unreachable!() };
-        let length = u32::try_from(block.len()).unwrap().to_le_bytes();
-        let bytes = [[0xfa, 0xbf, 0xb5, 0xda].as_slice(), &length, &block].concat();
+        let bytes = record_bytes(&chain, height);
         blocks_dir.write_at(1, offset, &bytes[..bytes_there]);
         satgres.run("regtest", blocks_dir.path(), &[]);
         assert_eq!(tip_height(&satgres), height - 1);
@@ -157,7 +158,18 @@ fn a_cut_last_record_is_not_yet_written() {
         satgres.run("regtest", blocks_dir.path(), &[]);
         assert_eq!(tip_height(&satgres), height);
     }
-    blocks_dir.append(1, &records(&chain.blocks()[104..]));
+    // In a preallocated file the part not yet written is there, as raw zeros.
+    let bytes = record_bytes(&chain, 104);
+    for bytes_there in [8 + 80, 200] {
+        blocks_dir.write_at(1, offset, &bytes[..bytes_there]);
+        blocks_dir.preallocate(1, 1 << 16);
+        satgres.run("regtest", blocks_dir.path(), &[]);
+        assert_eq!(tip_height(&satgres), 103);
+        satgres.forget_chain();
+        satgres.run("regtest", blocks_dir.path(), &[]);
+        assert_eq!(tip_height(&satgres), 103);
+    }
+    blocks_dir.write_at(1, offset, &bytes);
     satgres.run("regtest", blocks_dir.path(), &[]);
     assert_chain(&satgres, &chain.rows());
     satgres.verify();
@@ -227,10 +239,46 @@ fn a_second_run_changes_nothing_and_is_quick() {
     satgres.verify();
 }
 
+#[test]
+fn blocks_that_vanish_from_the_files_stay() {
+    let mut chain = sample::chain(120);
+    let blocks_dir = BlkDir::new();
+    for (number, blocks) in (0..).zip(chain.blocks().chunks(40)) {
+        blocks_dir.write(number, &records(blocks));
+    }
+    let satgres = Satgres::new();
+    satgres.run("regtest", blocks_dir.path(), &[]);
+    let digest = satgres.digest();
+
+    // The newest files are gone, as in an older copy of the folder: what we have weighs more.
+    let older = BlkDir::of(&chain.blocks()[..100]);
+    satgres.run("regtest", older.path(), &[]);
+    assert_eq!(tip_height(&satgres), 120);
+    assert_eq!(satgres.digest(), digest);
+
+    // Another chain with less work is no reason either.
+    let mut lighter = chain.fork(50, 1);
+    lighter.mine_empty(60);
+    satgres.run("regtest", BlkDir::of(lighter.blocks()).path(), &[]);
+    assert_eq!(tip_height(&satgres), 120);
+    assert_eq!(satgres.digest(), digest);
+    assert_eq!(satgres.value("select count(*) from ops.reorgs"), "0");
+
+    // The whole folder goes on where it was.
+    sample::extend(&mut chain);
+    blocks_dir.append(3, &records(&chain.blocks()[121..]));
+    satgres.run("regtest", blocks_dir.path(), &[]);
+    assert_chain(&satgres, &chain.rows());
+    satgres.verify();
+}
+
 fn tip_height(satgres: &Satgres) -> usize {
     satgres.value("select max(height) from chain.blocks").parse().unwrap()
 }
 
-fn record_length(chain: &Chain, height: usize) -> u64 {
-    8 + u64::try_from(chain.blocks()[height].total_size()).unwrap()
+/// Magic, length and block, plain.
+fn record_bytes(chain: &Chain, height: usize) -> Vec<u8> {
+    let block = serialize(&chain.blocks()[height]);
+    let length = u32::try_from(block.len()).unwrap().to_le_bytes();
+    [REGTEST.as_slice(), &length, &block].concat()
 }

@@ -6,6 +6,7 @@ mod damage;
 mod files;
 mod numbers;
 mod refused;
+mod rules;
 mod scripts;
 mod sizes;
 #[path = "../support/mod.rs"]

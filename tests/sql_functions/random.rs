@@ -1,7 +1,7 @@
 //! Random scripts and addresses: the same answers as the bitcoin crate's, and as Bitcoin Core's rules read literally.
 
 use bitcoin::opcodes::all as op;
-use bitcoin::script::{Instruction, PushBytesBuf};
+use bitcoin::script::Instruction;
 use bitcoin::{Address, Network, Script, ScriptBuf};
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -247,7 +247,7 @@ pub(crate) async fn create_segment(client: &Client, segment_id: u32, height_firs
     }
 }
 
-/// Creates the declared indexes on all partitions, and gathers statistics.
+/// Creates the declared indexes on all partitions.
 pub(crate) async fn create_indexes(client: &Client) {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/objects.toml");
     let objects: toml::Table = std::fs::read_to_string(path).unwrap().parse().unwrap();
@@ -263,8 +263,10 @@ pub(crate) async fn create_indexes(client: &Client) {
         };
         client.batch_execute(&statement).await.expect("create an index");
     }
-    client
-        .batch_execute("analyze chain.blocks, chain.transactions, chain.outputs, chain.inputs")
-        .await
-        .expect("analyze");
+}
+
+/// Gathers statistics, as the service does after attaching a segment.
+pub(crate) async fn analyze(client: &Client) {
+    let statement = "analyze chain.blocks, chain.transactions, chain.outputs, chain.inputs";
+    client.batch_execute(statement).await.expect("analyze");
 }

@@ -179,7 +179,7 @@ fn multisigs() -> Vec<Case> {
         case("mixed keys", format!("5121{KEY_2}4104{POINT}4106{POINT}53ae"), "multisig"),
         case(
             "a key by OP_PUSHDATA1",
-            format!("514c21{KEY_2}4d4100{}4e21000000{KEY_3}53ae", format!("04{POINT}")),
+            format!("514c21{KEY_2}4d410004{POINT}4e21000000{KEY_3}53ae"),
             "multisig",
         ),
         case("a key of 33 bytes beginning with 4", format!("512104{}51ae", &KEY_2[2..]), "nonstandard"),

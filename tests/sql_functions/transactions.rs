@@ -7,7 +7,7 @@ use bitcoin::{Block, consensus};
 use tokio_postgres::Client;
 
 use crate::postgres::{database, describe, shared_data};
-use crate::rows::{Loader, Position, create_indexes, create_segment};
+use crate::rows::{Loader, Position, analyze, create_indexes, create_segment};
 
 /// Loads single mainnet blocks, given as wire bytes by height, into one segment.
 async fn load(client: &Client, blocks: &BTreeMap<u32, Block>) {
@@ -19,6 +19,7 @@ async fn load(client: &Client, blocks: &BTreeMap<u32, Block>) {
     }
     loader.flush().await;
     create_indexes(client).await;
+    analyze(client).await;
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio_postgres::{Client, Row};
 
 use crate::postgres::{database, describe, shared_data};
-use crate::rows::{Loader, Position, create_indexes, create_segment};
+use crate::rows::{Loader, Position, analyze, create_indexes, create_segment};
 
 /// A chain as the node tells it, and loaded.
 struct Chain {
@@ -85,6 +85,7 @@ async fn load(name: &str, folder: &Path, network: &str, segment_heights: i64) ->
     loader.flush().await;
     client.batch_execute("commit").await.unwrap();
     create_indexes(&client).await;
+    analyze(&client).await;
     Chain { client, blocks, stats }
 }
 
@@ -275,7 +276,7 @@ impl Chain {
                     let address = script.and_then(|script| script.get("address")).map(str);
                     same!(row, "address", Option<&str>, address, what);
                     same!(row, "sequence", i64, int(&json["sequence"]), what);
-                    let script_sig = json.get("coinbase").unwrap_or(&json["scriptSig"]["hex"]);
+                    let script_sig = json.get("coinbase").unwrap_or_else(|| &json["scriptSig"]["hex"]);
                     same!(row, "hex", &str, str(script_sig), what);
                     let items = json.get("txinwitness").map(|items| items.as_array().unwrap().clone());
                     let items: Vec<Vec<u8>> =

@@ -1,6 +1,7 @@
 //! A data directory of a test's own, whose server is ended with it.
 
 use std::{
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -25,6 +26,16 @@ impl DataDir {
         let temp = tempfile::Builder::new().prefix("satgres-test-").tempdir().unwrap();
         open(temp.path());
         let data_dir = temp.path().join(path);
+        DataDir { temp, data_dir }
+    }
+
+    /// A directory two levels below one that only its owner may enter, as temporary directories are.
+    pub fn below_a_closed_one() -> DataDir {
+        let temp = tempfile::Builder::new().prefix("satgres-test-").tempdir().unwrap();
+        let data_dir = temp.path().join("closed/data");
+        close(temp.path());
+        std::fs::create_dir(temp.path().join("closed")).unwrap();
+        close(&temp.path().join("closed"));
         DataDir { temp, data_dir }
     }
 
@@ -67,8 +78,12 @@ impl Drop for DataDir {
 
 /// Lets every user through a directory.
 pub fn open(dir: &Path) {
-    use std::os::unix::fs::PermissionsExt as _;
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Lets nobody but its owner into a directory.
+pub fn close(dir: &Path) {
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700)).unwrap();
 }
 
 pub fn is_root() -> bool {

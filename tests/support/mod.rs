@@ -8,7 +8,7 @@
 mod data_dir;
 mod satgres;
 
-pub use data_dir::{DataDir, is_postgres, is_root, open, signal, wait_until};
+pub use data_dir::{DataDir, close, is_postgres, is_root, open, signal, wait_until};
 pub use satgres::Satgres;
 
 pub mod blkfiles;

@@ -1,46 +1,43 @@
-//! A throw-away PostgreSQL for tests: one server per test binary, one database per test.
+//! A throw-away PostgreSQL for tests: one server per test binary, or per run of nextest; one database per test.
 //!
 //! `database(name)` starts the server when it is first called, creates the database, and executes the migrations and
 //! the SQL files of this repository in it. The server listens on a Unix socket in its own folder under /tmp. Its
-//! guardian, a shell, waits for the end of the test process, however that comes, then stops the server and removes the
-//! folder. `PG_BIN` names the folder of the server's binaries where the newest of those installed is not wanted.
+//! guardian, a shell, waits for the end of the test process (of nextest, which has a process for each test), however
+//! that comes, then stops the server and removes the folder. `PG_BIN` names the folder of the server's binaries where
+//! the newest of those installed is not wanted.
 
 use std::fs;
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{MetadataExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use tokio_postgres::{Client, Config, NoTls};
 
-/// A running server. The guardian holds the other end of a pipe to this process.
-struct Server {
-    dir: PathBuf,
-    _guardian: Child,
-}
+/// Folder of the server: its socket, its log, and `data`. Started once, and ended with the process.
+static SERVER: OnceLock<PathBuf> = OnceLock::new();
 
-/// Started once, and ended with the process.
-static SERVER: OnceLock<Server> = OnceLock::new();
-
-/// What the guardian does: start the server, wait until its standard input closes, stop and remove everything.
+/// What the guardian does: start the server, wait while a process lives (that of another user too), remove everything.
 const GUARDIAN: &str = r#"
 "$1/postgres" -D "$2/data" -k "$2" -c listen_addresses= -c wal_level=minimal -c max_wal_senders=0 \
     -c shared_buffers=64MB >"$2/log" 2>&1 &
 server=$!
-read -r _
+while kill -0 "$3" 2>/dev/null || [ -d "/proc/$3" ]; do sleep 0.5; done
 kill -QUIT $server
 wait $server
 rm -rf "$2"
 "#;
 
-/// Returns a connection to a new database, named after the test, with all SQL of this repository executed in it.
+/// Returns a connection to a new database, named after the test (a name used nowhere else), with all SQL of this repository executed in it.
 pub(crate) async fn database(name: &str) -> Client {
-    let server = SERVER.get_or_init(start);
-    let admin = connect(&server.dir, "postgres").await;
-    admin.batch_execute(&format!("create database {name}")).await.expect("create database");
-    let client = connect(&server.dir, name).await;
+    let dir = SERVER.get_or_init(start);
+    let admin = connect(dir, "postgres").await;
+    // A repeated test finds its database of the first time.
+    admin.execute(&format!("drop database if exists {name} with (force)"), &[]).await.expect("drop database");
+    admin.execute(&format!("create database {name}"), &[]).await.expect("create database");
+    let client = connect(dir, name).await;
     install(&client).await;
     client
 }
@@ -108,18 +105,35 @@ async fn connect(dir: &Path, database: &str) -> Client {
     }
 }
 
-/// Makes the cluster and starts it, as user postgres where the tests run as root.
-fn start() -> Server {
+/// Makes the cluster and starts it, as user postgres where the tests run as root; returns its folder.
+#[expect(clippy::zombie_processes, reason = "the guardian outlives this process")]
+fn start() -> PathBuf {
+    let (dir, watched) = match std::env::var("NEXTEST_RUN_ID") {
+        Ok(run) => {
+            let dir = PathBuf::from(format!("/tmp/satgres-test-{run}"));
+            if fs::create_dir(&dir).is_err() {
+                return dir; // another test of this run starts it
+            }
+            (dir, std::os::unix::process::parent_id())
+        }
+        Err(_) => {
+            let dir =
+                tempfile::Builder::new().prefix("satgres-test-").tempdir_in("/tmp").expect("make a folder");
+            (dir.keep(), std::process::id())
+        }
+    };
     let bin = server_binaries();
-    let dir =
-        tempfile::Builder::new().prefix("satgres-test-").tempdir_in("/tmp").expect("make a folder").keep();
-    let user = if dir_owner_is_root(&dir) { Some(postgres_user()) } else { None };
+    let user = if fs::metadata(&dir).expect("the folder was just made").uid() == 0 {
+        Some(postgres_user())
+    } else {
+        None
+    };
     if let Some((uid, gid)) = user {
         chown(&dir, Some(uid), Some(gid)).expect("give the folder to user postgres");
     }
     let as_user = |program: &Path| {
         let mut command = Command::new(program);
-        command.current_dir(&dir).stdout(Stdio::null()).stderr(Stdio::null());
+        command.current_dir(&dir).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         if let Some((uid, gid)) = user {
             command.uid(uid).gid(gid);
         }
@@ -132,14 +146,14 @@ fn start() -> Server {
         .expect("run initdb");
     assert!(initdb.success(), "initdb failed: {initdb}");
     // A process group of its own, so that Ctrl-C does not end the guardian before it has cleaned up.
-    let guardian = as_user(Path::new("/bin/sh"))
+    as_user(Path::new("/bin/sh"))
         .args(["-c", GUARDIAN, "guardian"])
         .args([&bin, &dir])
-        .stdin(Stdio::piped())
+        .arg(watched.to_string())
         .process_group(0)
         .spawn()
         .expect("start the server");
-    Server { dir, _guardian: guardian }
+    dir
 }
 
 /// `$PG_BIN`, or else the newest of Debian's, or else what pg_config names.
@@ -154,11 +168,6 @@ fn server_binaries() -> PathBuf {
     let output =
         Command::new("pg_config").arg("--bindir").output().expect("PostgreSQL 15 or newer, or PG_BIN");
     PathBuf::from(String::from_utf8(output.stdout).expect("a path").trim())
-}
-
-fn dir_owner_is_root(dir: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    fs::metadata(dir).expect("the folder was just made").uid() == 0
 }
 
 /// Numbers of user postgres, which root must become to start a server.

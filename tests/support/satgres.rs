@@ -6,7 +6,7 @@
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -129,6 +129,11 @@ impl Satgres {
         let drop = format!("drop database \"{database}\" with (force)");
         let finished = self.command(&["psql", "--", "-X", "-q", "-d", "postgres", "-c", &drop]);
         assert!(finished.status.success(), "{drop}\n{}", finished.stderr);
+    }
+
+    /// Starts the binary with `--data-dir` and leaves it to the caller, with both streams to read.
+    pub fn start(&self, args: &[&str]) -> Child {
+        self.prepare(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
     /// Runs the binary with `--data-dir`; panics if it or its output does not end.

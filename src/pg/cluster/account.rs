@@ -6,8 +6,12 @@
 
 use std::{
     ffi::{CStr, CString},
-    fs, io,
-    os::unix::{fs::MetadataExt, process::CommandExt},
+    fs::{self, File},
+    io,
+    os::{
+        fd::AsRawFd,
+        unix::{fs::MetadataExt, process::CommandExt},
+    },
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -33,7 +37,7 @@ pub enum Error {
         /// Who we are.
         user: String,
     },
-    /// A directory above the cluster is closed to the server's user.
+    /// The data directory is closed to the server's user and not ours to hand over.
     #[error("PostgreSQL would run as {user}, who may not enter {}\n  help: choose a --data-dir elsewhere, such as /var/lib/satgres, or open that directory: chmod o+x {}", dir.display(), dir.display())]
     Unreachable {
         /// The server's user.
@@ -150,38 +154,52 @@ impl Account {
         at()
     }
 
-    /// Whether this user can enter a directory.
+    /// Whether this user can get into a directory by its path.
     #[must_use]
-    pub(super) fn can_enter(&self, dir: &Path) -> bool {
+    pub(super) fn can_reach(&self, dir: &Path) -> bool {
+        !self.is_other || does_nothing(self.command(Path::new("/bin/sh")).current_dir(dir))
+    }
+
+    /// Whether this user may enter an open directory, whatever is above it.
+    #[must_use]
+    pub(super) fn may_enter(&self, directory: &File) -> bool {
         if !self.is_other {
             return true;
         }
         let mut command = self.command(Path::new("/bin/sh"));
-        let status =
-            command.args(["-c", ":"]).current_dir(dir).stdout(Stdio::null()).stderr(Stdio::null()).status();
-        status.is_ok_and(|status| status.success())
+        let descriptor = directory.as_raw_fd();
+        // SAFETY: fchdir is async-signal-safe, and `directory` stays open until the child has ended.
+        unsafe {
+            command.pre_exec(move || match libc::fchdir(descriptor) {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            });
+        }
+        does_nothing(&mut command)
     }
 
-    /// Checks that this user can enter `dir` and run `program`.
+    /// Checks that this user can run `program`.
     ///
     /// # Errors
-    /// [`Error::Unreachable`] with the first closed directory, [`Error::CannotRun`].
-    pub(super) fn check_reaches(&self, dir: &Path, program: &Path) -> Result<(), Error> {
+    /// [`Error::CannotRun`].
+    pub(super) fn check_runs(&self, program: &Path) -> Result<(), Error> {
         if !self.is_other {
             return Ok(());
         }
         let run = self.command(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-        if let Err(source) = run {
-            return Err(Error::CannotRun { user: self.name.clone(), program: program.to_owned(), source });
-        }
-        if self.can_enter(dir) {
-            return Ok(());
-        }
-        let mut ancestors: Vec<&Path> = dir.ancestors().collect();
-        ancestors.reverse();
-        let closed = ancestors.into_iter().find(|ancestor| !self.can_enter(ancestor)).unwrap_or(dir);
-        Err(Error::Unreachable { user: self.name.clone(), dir: closed.to_owned() })
+        run.map_err(|source| Error::CannotRun {
+            user: self.name.clone(),
+            program: program.to_owned(),
+            source,
+        })?;
+        Ok(())
     }
+}
+
+/// Runs a shell that does nothing and returns whether it could.
+fn does_nothing(shell: &mut Command) -> bool {
+    let status = shell.args(["-c", ":"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
 }
 
 /// Sets the ids by which the kernel judges this thread's access to files; only root can.

@@ -16,7 +16,7 @@ use std::{
 
 use tracing::info;
 
-use super::{Error, USER, account::Account, files::write_file, io_error};
+use super::{Error, USER, account::Account, data_dir::Reach, files::write_file, io_error};
 use crate::pg::{binaries::Binaries, conf};
 
 /// Major version of the cluster in a directory; `None` where there is none yet.
@@ -34,7 +34,12 @@ pub(super) fn version_of(pg_dir: &Path) -> Result<Option<String>, Error> {
 }
 
 /// Makes a cluster under another name and gives it its own when it is complete and on disk.
-pub(super) fn initdb(binaries: &Binaries, data_dir: &Path, account: &Account) -> Result<(), Error> {
+pub(super) fn initdb(
+    binaries: &Binaries,
+    data_dir: &Path,
+    account: &Account,
+    reach: Reach,
+) -> Result<(), Error> {
     let began = Instant::now();
     let (unfinished, pg_dir) = (data_dir.join("pg.new"), data_dir.join("pg"));
     remove_unfinished(&unfinished)?;
@@ -43,7 +48,8 @@ pub(super) fn initdb(binaries: &Binaries, data_dir: &Path, account: &Account) ->
 
     let mut command = account.command(&binaries.program("initdb"));
     command.args(["--no-locale", "-E", "UTF8", "-A", "trust", "-N", "--wal-segsize=64"]);
-    command.arg(format!("--username={USER}")).arg("-D").arg(&unfinished);
+    command.arg(format!("--username={USER}"));
+    reach.add_directory(&mut command, &unfinished).map_err(io_error("open directory", &unfinished))?;
     // SAFETY: prctl is async-signal-safe; with it initdb ends when satgres is killed.
     unsafe {
         command.pre_exec(|| {

@@ -11,7 +11,7 @@ use std::{
 
 use tracing::info;
 
-use super::{Error, account::Account, io_error, make_data_dir};
+use super::{Error, account::Account, data_dir::make_data_dir, io_error};
 
 /// Longest wait for another command that makes, starts or stops the server.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(900);

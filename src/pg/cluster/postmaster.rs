@@ -5,7 +5,8 @@
 //! is `postgres` and it works in that directory, so neither a stale file nor a reused process id deceives.
 
 use std::{
-    fs, io,
+    fs::{self, Metadata},
+    io,
     os::unix::{
         fs::{MetadataExt, OpenOptionsExt},
         process::CommandExt,
@@ -17,7 +18,10 @@ use std::{
 
 use tracing::{debug, info, warn};
 
-use super::account::{self, Account};
+use super::{
+    account::{self, Account},
+    data_dir::{self, Reach},
+};
 
 /// Longest wait for a server that recovers from a crash.
 const READY_WAIT_MAX: Duration = Duration::from_secs(3600);
@@ -135,11 +139,13 @@ fn read_pid_file(pg_dir: &Path) -> Result<Option<PidFile>, Error> {
 }
 
 /// Whether a live process runs `postgres` in the cluster's directory.
-fn works_in(pid: i32, pg_dir: &Path, account: &Account) -> bool {
-    account.look(|| is_server_in(pid, pg_dir))
+pub(super) fn works_in(pid: i32, pg_dir: &Path, account: &Account) -> bool {
+    // The account need not be able to reach the directory by its path.
+    let Ok(dir) = fs::metadata(pg_dir) else { return false };
+    account.look(|| is_server_in(pid, &dir))
 }
 
-fn is_server_in(pid: i32, pg_dir: &Path) -> bool {
+fn is_server_in(pid: i32, dir: &Metadata) -> bool {
     let proc_dir = PathBuf::from(format!("/proc/{pid}"));
     let Ok(program) = fs::read_link(proc_dir.join("exe")) else { return false };
     // After a package upgrade the link reads "…/postgres (deleted)".
@@ -147,10 +153,7 @@ fn is_server_in(pid: i32, pg_dir: &Path) -> bool {
     if name != "postgres" && name != "postgres (deleted)" {
         return false;
     }
-    match (fs::metadata(proc_dir.join("cwd")), fs::metadata(pg_dir)) {
-        (Ok(cwd), Ok(dir)) => cwd.dev() == dir.dev() && cwd.ino() == dir.ino(),
-        _ => false,
-    }
+    fs::metadata(proc_dir.join("cwd")).is_ok_and(|cwd| cwd.dev() == dir.dev() && cwd.ino() == dir.ino())
 }
 
 /// When a process was started, in the kernel's ticks; `None` once it has ended, even if nobody has reaped it yet.
@@ -241,6 +244,7 @@ pub(super) fn spawn(
     pg_dir: &Path,
     log: &Path,
     account: &Account,
+    reach: Reach,
 ) -> Result<Postmaster, Error> {
     let io_error = |what, path: &Path| {
         let path = path.to_owned();
@@ -254,7 +258,7 @@ pub(super) fn spawn(
     let log_too = log_file.try_clone().map_err(io_error("open", log))?;
 
     let mut command = account.command(program);
-    command.arg("-D").arg(pg_dir).stdout(log_file).stderr(log_too);
+    command.stdout(log_file).stderr(log_too);
     // SAFETY: setsid and close_range are async-signal-safe and touch nothing of the parent.
     unsafe {
         command.pre_exec(|| {
@@ -264,6 +268,8 @@ pub(super) fn spawn(
             Ok(())
         });
     }
+    // After the closing of all others, so that this one stays open.
+    let told = reach.add_directory(&mut command, pg_dir).map_err(io_error("open directory", pg_dir))?;
     let mut child = command.spawn().map_err(io_error("run", program))?;
     let pid = i32::try_from(child.id()).expect("the kernel's process ids fit 31 bits");
     debug!(pid, "PostgreSQL spawned");
@@ -280,7 +286,9 @@ pub(super) fn spawn(
     })
     .map_err(|error| match error {
         Error::Died { status, log, .. } => {
-            let tail = tail(&log, log_start);
+            // The reader knows the directory by its path.
+            let path = pg_dir.to_string_lossy();
+            let tail = tail(&log, log_start).replace(told.to_string_lossy().as_ref(), &path);
             Error::Died { status, log, tail }
         }
         other => other,
@@ -305,7 +313,7 @@ fn wait_ready(
             read_pid_file(pg_dir)?.filter(|file| file.pid == pid)
         {
             let socket_dir = socket_dir.ok_or(Error::NoSocket { pid })?;
-            return Ok(Postmaster { pid, port, socket_dir });
+            return Ok(Postmaster { pid, port, socket_dir: data_dir::resolve(pg_dir, &socket_dir) });
         }
         if let Some(status) = ended() {
             return Err(Error::Died { status, log: log.to_owned(), tail: tail(log, 0) });
@@ -390,7 +398,7 @@ mod tests {
 
     #[test]
     fn this_process_is_no_server() {
-        let here = std::env::current_dir().unwrap();
+        let here = fs::metadata(std::env::current_dir().unwrap()).unwrap();
         assert!(!is_server_in(i32::try_from(std::process::id()).unwrap(), &here));
     }
 }
