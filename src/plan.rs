@@ -165,7 +165,7 @@ impl Plan {
         let page_cache =
             self.parts.iter().find(|part| part.name == "page cache").map_or(0, |part| part.bytes);
         format!(
-            "UTXO cache {} ({}), TxNumCache {}, pipeline {}, {} builds of {}, shared_buffers {}, work_mem {}, page cache {}",
+            "UTXO cache {} ({}), TxNumCache {}, pipeline {}, builds {} x {}, shared_buffers {}, work_mem {}, page cache {}",
             about(self.utxo_cache_bytes),
             self.entry("utxo_cache_bytes").map_or("", |entry| &entry.origin),
             about(self.txnum_cache_bytes),

@@ -238,6 +238,7 @@ fn the_private_server_restarts_once_between_replay_and_live_and_never_again() {
     assert!(log.contains("memory plan for RAM "), "{log}");
     assert!(log.contains("memory plan, replay: UTXO cache "), "{log}");
     assert!(log.contains("wal_level: minimal -> replica"), "{log}");
+    assert_eq!(log.matches("settings of PostgreSQL changed").count(), 1, "{log}");
     assert_eq!(log.matches("restarting PostgreSQL").count(), 1, "{log}");
     assert!(!log.contains("WARN"), "{log}");
     let before_live = log.split("restarting PostgreSQL").next().unwrap();

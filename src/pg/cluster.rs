@@ -379,7 +379,8 @@ impl Cluster {
         let (path, text) = (conf_path(&self.data_dir), conf::render(&all));
         if let Ok(before) = fs::read_to_string(&path) {
             let changes = conf::changes(&before, &text);
-            if !changes.is_empty() {
+            // A cluster that was just made has an empty file.
+            if !changes.is_empty() && conf::value_in(&before, "port").is_some() {
                 info!(changes = changes.join(", "), "settings of PostgreSQL changed");
             }
         }
