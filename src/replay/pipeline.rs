@@ -199,11 +199,7 @@ impl Pipeline {
         };
         let resolver = {
             let failure = Arc::clone(&failure);
-            spawn("resolve".to_owned(), move || {
-                let (set, error) = resolver.run(&parsed);
-                *failure.lock().unwrap_or_else(PoisonError::into_inner) = error;
-                set
-            })
+            spawn("resolve".to_owned(), move || resolver.run(&parsed, &failure))
         };
         for index in 0..encoders {
             let (resolved, encoded, spare) = (resolved.clone(), encoded_sender.clone(), spare.0.clone());

@@ -77,11 +77,13 @@ pub(super) struct Resolver {
 }
 
 impl Resolver {
-    /// Runs until the batches or their takers end; returns the set and what went wrong.
+    /// Runs until the batches or their takers end; returns the set. What went wrong is told in `failure` before the
+    /// channels close, as that is when the loader looks there.
     pub(super) fn run(
         mut self,
         parsed: &Receiver<Result<InFlight, (u64, ReadError)>>,
-    ) -> (UtxoSet, Option<PipelineError>) {
+        failure: &Mutex<Option<PipelineError>>,
+    ) -> UtxoSet {
         let mut waiting = BTreeMap::new();
         let mut due = 0;
         for result in parsed {
@@ -95,12 +97,15 @@ impl Resolver {
                 };
                 match outcome {
                     Ok(()) => {}
-                    Err(PipelineError::Stopped) => return (self.set, None),
-                    Err(error) => return (self.set, Some(error)),
+                    Err(PipelineError::Stopped) => return self.set,
+                    Err(error) => {
+                        *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                        return self.set;
+                    }
                 }
             }
         }
-        (self.set, None)
+        self.set
     }
 
     fn resolve(&mut self, mut in_flight: InFlight) -> Result<(), PipelineError> {
