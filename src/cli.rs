@@ -16,10 +16,12 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::{
     chaingen,
-    config::{LowArgs, Settings},
+    config::{LowArgs, Settings, parse_size},
     error::Error,
     exit_codes, logging,
     pg::cluster::{Cluster, DATABASE, USER},
+    plan::{self, Format, Phase, Plan},
+    resources::{DiskKind, Found, Resources},
     service,
 };
 
@@ -119,6 +121,18 @@ Standard output and the exit code are psql's own: 0 success, 1 a fatal error of 
   satgres chaingen --blocks 1000 --txs-per-block 100 --seed 1 --out /tmp/chain
   satgres run --network regtest --blocks-dir /tmp/chain --data-dir /tmp/satgres --until-synced")]
     Chaingen(ChaingenArgs),
+    /// Show who gets which memory in each phase, and why; also for another machine
+    ///
+    /// Three share the memory: PostgreSQL, the caches of satgres, and the page cache. `satgres run` gives the private
+    /// PostgreSQL these settings at every start; user.conf beside its postgresql.conf wins over them.
+    #[command(after_help = "Examples:
+  satgres tune
+  satgres tune --ram 16GiB --cpus 8 --disk nvme --phase live
+  satgres tune --phase replay --format postgresql.conf >tuned.conf
+  satgres tune --format json
+
+Standard output holds the format alone. JSON has one object for the phase, or one a phase; sizes are bytes.")]
+    Tune(TuneArgs),
     /// Show every setting in force and where it was given
     Config(RunArgs),
 }
@@ -151,21 +165,59 @@ struct RunArgs {
     /// Bytes of blocks that travel the pipeline together [default: 4MiB]
     #[arg(long, value_name = "SIZE")]
     batch_bytes: Option<String>,
-    /// Most memory between reading blocks and sending rows [default: 256MiB]
+    /// Most memory between reading blocks and sending rows [default: from the memory plan]
     #[arg(long, value_name = "SIZE")]
     pipeline_bytes: Option<String>,
-    /// Memory for the set of unspent outputs, 0 for none; the rest goes to sorted files [default: auto]
-    #[arg(long, value_name = "SIZE")]
-    utxo_cache: Option<String>,
-    /// Parts of that memory; the oldest leaves when it is full [default: 10]
+    #[command(flatten)]
+    caches: CacheArgs,
+    /// Parts of the memory for unspent outputs; the oldest leaves when it is full [default: 10]
     #[arg(long, value_name = "N")]
     utxo_cache_buckets: Option<String>,
+    /// Who decides on PostgreSQL's settings: auto, as `satgres tune` shows them, or off [default: auto]
+    #[arg(long, value_name = "WHO")]
+    tune: Option<String>,
     /// Store witnesses: full or none [default: full]
     #[arg(long, value_name = "DETAIL")]
     store_witness: Option<String>,
     /// Store input scripts: full or none [default: full]
     #[arg(long, value_name = "DETAIL")]
     store_script_sig: Option<String>,
+}
+
+/// Sizes of the caches.
+#[derive(Debug, Args)]
+struct CacheArgs {
+    /// Memory for the set of unspent outputs, 0 for none; the rest goes to sorted files [default: from the memory plan]
+    #[arg(long, value_name = "SIZE")]
+    utxo_cache: Option<String>,
+    /// Buckets of the cache of recent transactions; the oldest goes when the newest is full [default: 10]
+    #[arg(long, value_name = "N")]
+    txnum_cache_buckets: Option<String>,
+    /// Transactions in such a bucket, 40 bytes each [default: 25000]
+    #[arg(long, value_name = "N")]
+    txnum_cache_bucket_size: Option<String>,
+}
+
+/// The machine to plan for, and what to print.
+#[derive(Debug, Args)]
+struct TuneArgs {
+    /// Memory to plan for, such as 16GiB; 0 is unknown [default: what this process may use]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    ram: Option<u64>,
+    /// Cores to plan for [default: what this process may use]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    cpus: Option<u32>,
+    /// Disk of the database: ssd, nvme or hdd [default: that of the data directory]
+    #[arg(long, value_name = "KIND")]
+    disk: Option<DiskKind>,
+    /// One phase: replay, restore or live [default: all; live for postgresql.conf]
+    #[arg(long, value_name = "PHASE")]
+    phase: Option<Phase>,
+    /// table, postgresql.conf or json
+    #[arg(long, value_name = "FORMAT", default_value = "table")]
+    format: Format,
+    #[command(flatten)]
+    caches: CacheArgs,
 }
 
 /// What `verify` is asked for besides its checks.
@@ -224,6 +276,7 @@ fn dispatch(cli: Cli) -> Result<(), Error> {
     logging::start(&settings.log);
     match cli.command {
         Command::Config(_) => print_config(&settings),
+        Command::Tune(args) => tune(&settings, &args),
         Command::Run(_) => block_on(service::run(&settings)),
         Command::Verify(args) => block_on(verify(&settings, &args)),
         Command::Chaingen(args) => chaingen(&args),
@@ -271,9 +324,36 @@ fn chaingen(args: &ChaingenArgs) -> Result<(), Error> {
     print(&format!("{}\n", chaingen::generate(&options)?))
 }
 
+/// `satgres tune`: the plan goes to standard output, what is wrong with it to the log.
+fn tune(settings: &Settings, args: &TuneArgs) -> Result<(), Error> {
+    let mut resources = Resources::detect(&settings.data_dir);
+    if let Some(bytes) = args.ram {
+        let here = resources;
+        resources = Resources { cpus: here.cpus, disk: here.disk, ..Resources::unknown(1) };
+        if bytes > 0 {
+            resources.ram_bytes = Found::new(bytes, "--ram");
+        }
+    }
+    if let Some(cpus) = args.cpus {
+        resources.cpus = Found::new(cpus as usize, "--cpus");
+    }
+    if let Some(disk) = args.disk {
+        resources.disk = Found::new(disk, "--disk");
+    }
+    let phases = args.phase.map_or_else(|| Phase::ALL.to_vec(), |phase| vec![phase]);
+    let overrides = settings.overrides();
+    let plans: Vec<Plan> = phases.iter().map(|phase| Plan::new(&resources, *phase, &overrides)).collect();
+    let mut warnings: Vec<&String> = plans.iter().flat_map(|plan| &plan.warnings).collect();
+    warnings.dedup();
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
+    print(&plan::render(&resources, &plans, args.format))
+}
+
 /// Starts the private server if it is down; a running one is taken as it is.
 async fn start(settings: &Settings) -> Result<Cluster, Error> {
-    Ok(Cluster::start(settings.cluster_options(false)).await?)
+    Ok(Cluster::start(settings.cluster_options()).await?)
 }
 
 async fn stop(settings: &Settings) -> Result<(), Error> {
@@ -338,6 +418,16 @@ fn low_args(cli: &Cli) -> LowArgs {
     take("data_dir", &cli.global.data_dir);
     take("pg_bin", &cli.global.pg_bin);
     take("log", &cli.global.log);
+    let caches = match &cli.command {
+        Command::Run(args) | Command::Config(args) => Some(&args.caches),
+        Command::Tune(args) => Some(&args.caches),
+        _ => None,
+    };
+    if let Some(caches) = caches {
+        take("replay.utxo_cache", &caches.utxo_cache);
+        take("live.txnum_cache_buckets", &caches.txnum_cache_buckets);
+        take("live.txnum_cache_bucket_size", &caches.txnum_cache_bucket_size);
+    }
     if let Command::Run(args) | Command::Config(args) = &cli.command {
         take("network", &args.network);
         take("blocks_dir", &args.blocks_dir);
@@ -346,8 +436,8 @@ fn low_args(cli: &Cli) -> LowArgs {
         take("replay.threads", &args.threads);
         take("replay.batch_bytes", &args.batch_bytes);
         take("replay.pipeline_bytes", &args.pipeline_bytes);
-        take("replay.utxo_cache", &args.utxo_cache);
         take("replay.utxo_cache_buckets", &args.utxo_cache_buckets);
+        take("tune", &args.tune);
         take("store.witness", &args.store_witness);
         take("store.script_sig", &args.store_script_sig);
     }

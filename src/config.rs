@@ -21,6 +21,8 @@ pub use self::{
 use crate::{
     network::Network,
     pg::{cluster, conf},
+    plan::{Overrides, Plan},
+    resources::{Found, Resources},
 };
 
 /// The file that is read where it exists and `--config` names no other.
@@ -137,8 +139,12 @@ pub struct Settings {
     pub until_synced: bool,
     /// Filter of the log.
     pub log: String,
+    /// Who decides on the private server's settings.
+    pub tune: Tune,
     /// How a replay works.
     pub replay: ReplaySettings,
+    /// How live sync works.
+    pub live: LiveSettings,
     /// What is stored.
     pub store: StoreSettings,
     /// Where each value was given, by key.
@@ -150,16 +156,34 @@ pub struct Settings {
 pub struct ReplaySettings {
     /// Bytes of blocks in a segment; 0 makes a segment of every block.
     pub segment_bytes: u64,
-    /// Threads that parse blocks; half as many encode rows.
-    pub threads: usize,
+    /// Threads that parse blocks, of which half as many encode rows; `None` leaves it to the plan.
+    pub threads: Option<usize>,
     /// Bytes of blocks in a batch.
     pub batch_bytes: u64,
-    /// Most bytes between reading and sending.
-    pub pipeline_bytes: u64,
-    /// Bytes for the UTXO cache; `None` leaves it to the service.
+    /// Most bytes between reading and sending; `None` leaves it to the plan.
+    pub pipeline_bytes: Option<u64>,
+    /// Bytes for the UTXO cache; `None` leaves it to the plan.
     pub utxo_cache_bytes: Option<u64>,
     /// Buckets of the UTXO cache: the oldest one leaves when it is full.
     pub utxo_cache_buckets: u64,
+}
+
+/// How live sync works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LiveSettings {
+    /// Buckets of the TxNumCache.
+    pub txnum_cache_buckets: u64,
+    /// Entries in each.
+    pub txnum_cache_bucket_size: u64,
+}
+
+/// Who decides on the private server's settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tune {
+    /// The memory plan, at every start.
+    Auto,
+    /// The user: only what satgres cannot do without is set.
+    Off,
 }
 
 /// What is stored of what could be left out.
@@ -211,15 +235,42 @@ impl Settings {
         values.settle()
     }
 
-    /// What a command wants of the private server.
+    /// What a command wants of the private server: as it was, with the plan of the phase that it was last started for.
     #[must_use]
-    pub fn cluster_options(&self, reconfigure: bool) -> cluster::Options {
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    pub fn cluster_options(&self) -> cluster::Options {
+        let phase = cluster::Cluster::recorded_phase(&self.data_dir);
+        let plan = Plan::new(&Resources::detect(&self.data_dir), phase, &self.overrides());
         cluster::Options {
             data_dir: self.data_dir.clone(),
             pg_bin: self.pg_bin.clone(),
-            settings: conf::replay(cpus),
-            reconfigure,
+            settings: self.server_settings(&plan),
+            reconfigure: false,
+        }
+    }
+
+    /// The private server's settings under a plan.
+    #[must_use]
+    pub fn server_settings(&self, plan: &Plan) -> Vec<conf::Setting> {
+        match self.tune {
+            Tune::Auto => conf::planned(plan),
+            Tune::Off => conf::fixed(),
+        }
+    }
+
+    /// What the plan must heed, with where it was given.
+    #[must_use]
+    pub fn overrides(&self) -> Overrides {
+        let source = |key| self.origins.get(key).map(ToString::to_string);
+        let found = |key, value: Option<u64>| Some(Found::new(value?, source(key)?));
+        Overrides {
+            utxo_cache_bytes: found("replay.utxo_cache", self.replay.utxo_cache_bytes),
+            txnum_cache_buckets: found("live.txnum_cache_buckets", Some(self.live.txnum_cache_buckets)),
+            txnum_cache_bucket_size: found(
+                "live.txnum_cache_bucket_size",
+                Some(self.live.txnum_cache_bucket_size),
+            ),
+            pipeline_bytes: found("replay.pipeline_bytes", self.replay.pipeline_bytes),
+            threads: self.replay.threads.zip(source("replay.threads")).map(|(n, from)| Found::new(n, from)),
         }
     }
 
@@ -236,13 +287,21 @@ impl Settings {
             "until_synced" => self.until_synced.to_string(),
             "log" => self.log.clone(),
             "replay.segment_bytes" => format_size(self.replay.segment_bytes),
-            "replay.threads" => self.replay.threads.to_string(),
+            "tune" => match self.tune {
+                Tune::Auto => "auto".to_owned(),
+                Tune::Off => "off".to_owned(),
+            },
+            "replay.threads" => self.replay.threads.map_or_else(|| "auto".to_owned(), |n| n.to_string()),
             "replay.batch_bytes" => format_size(self.replay.batch_bytes),
-            "replay.pipeline_bytes" => format_size(self.replay.pipeline_bytes),
+            "replay.pipeline_bytes" => {
+                self.replay.pipeline_bytes.map_or_else(|| "auto".to_owned(), format_size)
+            }
             "replay.utxo_cache" => {
                 self.replay.utxo_cache_bytes.map_or_else(|| "auto".to_owned(), format_size)
             }
             "replay.utxo_cache_buckets" => self.replay.utxo_cache_buckets.to_string(),
+            "live.txnum_cache_buckets" => self.live.txnum_cache_buckets.to_string(),
+            "live.txnum_cache_bucket_size" => self.live.txnum_cache_bucket_size.to_string(),
             "store.witness" => self.store.witness.name().to_owned(),
             "store.script_sig" => self.store.script_sig.name().to_owned(),
             _ => unreachable!("OPTIONS lists no other key; a test prints them all"),
@@ -279,7 +338,6 @@ impl Values {
             Some(dir) => dir,
             None => default_data_dir()?,
         };
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let settings = Settings {
             network,
             blocks_dir,
@@ -287,13 +345,20 @@ impl Values {
             pg_bin: self.get("pg_bin", parse_path)?,
             until_synced: self.get("until_synced", parse_bool)?.unwrap_or(false),
             log: self.get("log", crate::logging::check)?.unwrap_or_else(|| "info".to_owned()),
+            tune: self.get("tune", parse_tune)?.unwrap_or(Tune::Auto),
             replay: ReplaySettings {
                 segment_bytes: self.get("replay.segment_bytes", size)?.unwrap_or(50 << 30),
-                threads: self.get("replay.threads", parse_threads)?.flatten().unwrap_or(cpus),
+                threads: self.get("replay.threads", parse_threads)?.flatten(),
                 batch_bytes: self.get("replay.batch_bytes", size_not_zero)?.unwrap_or(4 << 20),
-                pipeline_bytes: self.get("replay.pipeline_bytes", size_not_zero)?.unwrap_or(256 << 20),
+                pipeline_bytes: self.get("replay.pipeline_bytes", parse_pipeline_bytes)?.flatten(),
                 utxo_cache_bytes: self.get("replay.utxo_cache", parse_size_or_auto)?.flatten(),
                 utxo_cache_buckets: self.get("replay.utxo_cache_buckets", parse_buckets)?.unwrap_or(10),
+            },
+            live: LiveSettings {
+                txnum_cache_buckets: self.get("live.txnum_cache_buckets", parse_count)?.unwrap_or(10),
+                txnum_cache_bucket_size: self
+                    .get("live.txnum_cache_bucket_size", parse_count)?
+                    .unwrap_or(25_000),
             },
             store: StoreSettings {
                 witness: self.get("store.witness", parse_detail)?.unwrap_or(Detail::Full),
@@ -365,6 +430,22 @@ fn size_not_zero(text: &str) -> Result<u64, String> {
     match size(text)? {
         0 => Err("it must be more than 0".to_owned()),
         bytes => Ok(bytes),
+    }
+}
+
+fn parse_pipeline_bytes(text: &str) -> Result<Option<u64>, String> {
+    if text == "auto" { Ok(None) } else { size_not_zero(text).map(Some) }
+}
+
+fn parse_count(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "use a whole number".to_owned())
+}
+
+fn parse_tune(text: &str) -> Result<Tune, String> {
+    match text {
+        "auto" => Ok(Tune::Auto),
+        "off" => Ok(Tune::Off),
+        _ => Err("use auto or off".to_owned()),
     }
 }
 

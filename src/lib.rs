@@ -15,6 +15,8 @@ pub mod config;
 pub mod error;
 pub mod logging;
 pub mod network;
+pub mod plan;
+pub mod resources;
 
 pub mod chain;
 pub mod pg;

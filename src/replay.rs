@@ -58,6 +58,8 @@ pub struct ReplayOptions {
     pub threads: usize,
     /// Index builds that may run side by side when nothing is being loaded.
     pub builds_max: usize,
+    /// Sort memory of one build, bytes.
+    pub build_bytes: u64,
     /// What is stored of what could be left out.
     pub store: Store,
     /// Where the UTXO set is, and how much memory it may take.
@@ -258,7 +260,8 @@ async fn load_and_restore(
     for segment in present.iter().filter(|segment| !segment.is_attached) {
         let _ = loaded.send(segment.clone());
     }
-    let restoring = tokio::spawn(restore(pool.clone(), to_restore, builds, profile.clone()));
+    let restoring =
+        tokio::spawn(restore(pool.clone(), to_restore, builds, options.build_bytes, profile.clone()));
     let ended = match set {
         Some(set) => load(pool, chain, set, segments, &loaded, options, profile).await,
         None => Ok(None),

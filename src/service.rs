@@ -6,14 +6,16 @@
 use deadpool_postgres::Pool;
 use tracing::{info, warn};
 
-use crate::config::{Detail, Settings};
+use crate::config::{Detail, Settings, Tune};
 use crate::error::Error;
-use crate::pg::cluster::{Cluster, ServiceLock};
+use crate::pg::cluster::{self, Cluster, ServiceLock};
 use crate::pg::schema::{self, Facts};
 use crate::pg::{objects, pool, validate};
+use crate::plan::{Phase, Plan};
 use crate::prevouts::{UtxoLimits, UtxoOptions};
 use crate::profile::{Figures, Profile};
 use crate::replay::{self, FoundBlocks, ReplayOptions};
+use crate::resources::Resources;
 use crate::rows::Store;
 use crate::verify::{Check, TableDigest, UtxoSetInfo};
 
@@ -27,14 +29,17 @@ const CONNECTIONS_MAX: usize = 40;
 pub async fn run(settings: &Settings) -> Result<(), Error> {
     let profile = Profile::start();
     let _at_work = ServiceLock::take(&settings.data_dir)?;
-    let found = replay::scan(&replay_options(settings)).await?;
-    let cluster = Cluster::start(settings.cluster_options(true)).await?;
+    let plans = Plans::new(settings);
+    let found = replay::scan(&replay_options(settings, &plans)).await?;
+    plans.log();
+    let options = cluster::Options { reconfigure: true, ..settings.cluster_options() };
+    let mut cluster = Cluster::start(options).await?;
     let pool = pool::pool(cluster.pg_config(), CONNECTIONS_MAX)?;
     install(&cluster, &pool, settings).await?;
 
     let ending = signal();
     let synced = tokio::select! {
-        synced = sync(&pool, found, settings, &profile) => synced.map(Some),
+        synced = sync(&mut cluster, &pool, found, settings, &plans, &profile) => synced.map(Some),
         () = ending => Ok(None),
     };
     if synced?.is_none() {
@@ -48,11 +53,71 @@ pub async fn run(settings: &Settings) -> Result<(), Error> {
 }
 
 /// Replays, and tells when everything is queryable.
-async fn sync(pool: &Pool, found: FoundBlocks, settings: &Settings, profile: &Profile) -> Result<(), Error> {
-    let outcome = replay::run(pool, found, &replay_options(settings), profile).await?;
+async fn sync(
+    cluster: &mut Cluster,
+    pool: &Pool,
+    found: FoundBlocks,
+    settings: &Settings,
+    plans: &Plans,
+    profile: &Profile,
+) -> Result<(), Error> {
+    let outcome = replay::run(pool, found, &replay_options(settings, plans), profile).await?;
+    enter_live(cluster, pool, settings, plans).await?;
     let client = pool.get().await.map_err(pool::Error::from)?;
     let figures = Figures { height: Some(outcome.tip_height), ..Figures::default() };
     profile.reached("Entered LIVE sync from start state", figures).record(&client).await;
+    Ok(())
+}
+
+/// The memory plans of this run.
+struct Plans {
+    resources: Resources,
+    replay: Plan,
+    restore: Plan,
+    live: Plan,
+}
+
+impl Plans {
+    fn new(settings: &Settings) -> Plans {
+        let resources = Resources::detect(&settings.data_dir);
+        let overrides = settings.overrides();
+        let plan = |phase| Plan::new(&resources, phase, &overrides);
+        Plans {
+            replay: plan(Phase::Replay),
+            restore: plan(Phase::Restore),
+            live: plan(Phase::Live),
+            resources,
+        }
+    }
+
+    /// Says what was detected, from where, and what was chosen.
+    fn log(&self) {
+        info!("memory plan for {}", self.resources);
+        for plan in [&self.replay, &self.restore, &self.live] {
+            info!("memory plan, {}: {}", plan.phase, plan.summary());
+        }
+        let mut warnings: Vec<&String> =
+            [&self.replay, &self.live].into_iter().flat_map(|it| &it.warnings).collect();
+        warnings.dedup();
+        for warning in warnings {
+            warn!("{warning}");
+        }
+    }
+}
+
+/// Gives the server its settings for LIVE the first time that everything is queryable: one restart.
+async fn enter_live(
+    cluster: &mut Cluster,
+    pool: &Pool,
+    settings: &Settings,
+    plans: &Plans,
+) -> Result<(), Error> {
+    if settings.tune == Tune::Off || Cluster::recorded_phase(&settings.data_dir) == Phase::Live {
+        return Ok(());
+    }
+    // Idle connections would report that the server went away.
+    pool.retain(|_, _| false);
+    cluster.reconfigure(settings.server_settings(&plans.live)).await?;
     Ok(())
 }
 
@@ -86,23 +151,23 @@ async fn install(cluster: &Cluster, pool: &Pool, settings: &Settings) -> Result<
     Ok(())
 }
 
-fn replay_options(settings: &Settings) -> ReplayOptions {
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+fn replay_options(settings: &Settings, plans: &Plans) -> ReplayOptions {
     ReplayOptions {
         blocks_dir: settings.blocks_dir.clone(),
         network: settings.network,
         segment_bytes: settings.replay.segment_bytes,
         batch_bytes: settings.replay.batch_bytes,
-        pipeline_bytes: settings.replay.pipeline_bytes,
-        threads: settings.replay.threads,
-        builds_max: cpus,
+        pipeline_bytes: plans.replay.pipeline_bytes,
+        threads: plans.replay.threads,
+        builds_max: plans.restore.builds,
+        build_bytes: plans.restore.maintenance_work_mem_bytes,
         store: Store {
             witness: settings.store.witness == Detail::Full,
             script_sig: settings.store.script_sig == Detail::Full,
         },
         utxos: UtxoOptions {
             dir: settings.data_dir.join("coins"),
-            cache_bytes_max: settings.replay.utxo_cache_bytes,
+            cache_bytes_max: Some(plans.replay.utxo_cache_bytes),
             buckets: settings.replay.utxo_cache_buckets,
             limits: UtxoLimits::default(),
         },
@@ -138,7 +203,7 @@ pub async fn utxo_set_info(settings: &Settings) -> Result<UtxoSetInfo, Error> {
 
 /// Starts the private server if it is down; the database must have been made by `run`.
 async fn open(settings: &Settings) -> Result<Pool, Error> {
-    let cluster = Cluster::start(settings.cluster_options(false)).await?;
+    let cluster = Cluster::start(settings.cluster_options()).await?;
     let pool = pool::pool(cluster.pg_config(), CONNECTIONS_MAX)?;
     let client = pool.get().await.map_err(pool::Error::from)?;
     if schema::recorded_network(&client).await?.is_none() {

@@ -213,7 +213,7 @@ fn settings_come_from_the_command_line_the_environment_the_file_and_defaults_in_
         "replay.threads = 5  (SATGRES_THREADS)\n",
         "replay.segment_bytes = 64KiB  (SATGRES_REPLAY_SEGMENT_BYTES)\n",
         "replay.batch_bytes = 1MiB  (config/satgres.toml, replay.batch_bytes)\n",
-        "replay.pipeline_bytes = 256MiB  (default)\n",
+        "replay.pipeline_bytes = auto  (default)\n",
     ] {
         assert!(text.contains(line), "{line:?} in\n{text}");
     }

@@ -446,6 +446,6 @@ async fn a_copy_connection_leaves_the_pool_free_for_others() {
     copy.batch_execute("set work_mem = '7MB'").await.unwrap();
     let control = pool.get().await.unwrap();
     let work_mem: String = control.query_one("show work_mem", &[]).await.unwrap().get(0);
-    assert_eq!(work_mem, "4MB");
+    assert_eq!(work_mem, "32MB");
     assert_eq!(copy.query_one("show work_mem", &[]).await.unwrap().get::<_, String>(0), "7MB");
 }

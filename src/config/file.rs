@@ -35,9 +35,11 @@ struct File {
     blocks_dir: Option<Scalar>,
     data_dir: Option<Scalar>,
     pg_bin: Option<Scalar>,
+    tune: Option<Scalar>,
     until_synced: Option<Scalar>,
     log: Option<Scalar>,
     replay: Option<Replay>,
+    live: Option<Live>,
     store: Option<Store>,
 }
 
@@ -50,6 +52,13 @@ struct Replay {
     pipeline_bytes: Option<Scalar>,
     utxo_cache: Option<Scalar>,
     utxo_cache_buckets: Option<Scalar>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+struct Live {
+    txnum_cache_buckets: Option<Scalar>,
+    txnum_cache_bucket_size: Option<Scalar>,
 }
 
 #[derive(Deserialize, Default)]
@@ -73,12 +82,14 @@ fn parse(text: &str, path: &Path) -> Result<BTreeMap<&'static str, (String, Orig
     let file: File = toml::from_str(text)
         .map_err(|error| Error::File { path: PathBuf::from(path), reason: error.to_string() })?;
     let replay = file.replay.unwrap_or_default();
+    let live = file.live.unwrap_or_default();
     let store = file.store.unwrap_or_default();
     let values = [
         ("network", file.network),
         ("blocks_dir", file.blocks_dir),
         ("data_dir", file.data_dir),
         ("pg_bin", file.pg_bin),
+        ("tune", file.tune),
         ("until_synced", file.until_synced),
         ("log", file.log),
         ("replay.segment_bytes", replay.segment_bytes),
@@ -87,6 +98,8 @@ fn parse(text: &str, path: &Path) -> Result<BTreeMap<&'static str, (String, Orig
         ("replay.pipeline_bytes", replay.pipeline_bytes),
         ("replay.utxo_cache", replay.utxo_cache),
         ("replay.utxo_cache_buckets", replay.utxo_cache_buckets),
+        ("live.txnum_cache_buckets", live.txnum_cache_buckets),
+        ("live.txnum_cache_bucket_size", live.txnum_cache_bucket_size),
         ("store.witness", store.witness),
         ("store.script_sig", store.script_sig),
     ];

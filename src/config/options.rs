@@ -43,6 +43,12 @@ pub const OPTIONS: &[OptionSpec] = &[
         "\"/usr/lib/postgresql/15/bin\"",
         "PostgreSQL's programs, 15 or newer; by default $PG_BIN, pg_config's or the highest installed.",
     ),
+    option(
+        "tune",
+        "tune",
+        "\"auto\"",
+        "auto gives the private PostgreSQL the settings that `satgres tune` shows; off leaves them to you.",
+    ),
     option("until_synced", "until-synced", "false", "End once all that the files hold is queryable."),
     option(
         "log",
@@ -61,8 +67,8 @@ pub const OPTIONS: &[OptionSpec] = &[
     option(
         "replay.pipeline_bytes",
         "pipeline-bytes",
-        "\"256MiB\"",
-        "Most memory between reading blocks and sending rows.",
+        "\"auto\"",
+        "Most memory between reading blocks and sending rows; auto is what the memory plan gives.",
     ),
     option(
         "replay.utxo_cache",
@@ -75,6 +81,18 @@ pub const OPTIONS: &[OptionSpec] = &[
         "utxo-cache-buckets",
         "10",
         "Parts of that memory: the oldest one leaves when it is full.",
+    ),
+    option(
+        "live.txnum_cache_buckets",
+        "txnum-cache-buckets",
+        "10",
+        "Buckets of the cache of recent transactions: the oldest is dropped when the newest is full.",
+    ),
+    option(
+        "live.txnum_cache_bucket_size",
+        "txnum-cache-bucket-size",
+        "25000",
+        "Transactions in a bucket of that cache, 40 bytes each.",
     ),
     option(
         "store.witness",

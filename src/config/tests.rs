@@ -25,9 +25,9 @@ fn typed_wins_over_environment_over_file_over_default() {
     let env = [("SATGRES_SEGMENT_BYTES", "2GiB"), ("SATGRES_THREADS", "5")];
     let settings = resolve(&typed(&[("replay.segment_bytes", "3GiB")]), &env, Some(file)).unwrap();
     assert_eq!(settings.replay.segment_bytes, 3_221_225_472);
-    assert_eq!(settings.replay.threads, 5);
+    assert_eq!(settings.replay.threads, Some(5));
     assert_eq!(settings.replay.batch_bytes, 1000);
-    assert_eq!(settings.replay.pipeline_bytes, 268_435_456);
+    assert_eq!(settings.replay.pipeline_bytes, None);
     assert_eq!(settings.origins["replay.segment_bytes"].to_string(), "--segment-bytes");
     assert_eq!(settings.origins["replay.threads"].to_string(), "SATGRES_THREADS");
     assert!(settings.origins["replay.batch_bytes"].to_string().ends_with("some.toml, replay.batch_bytes"));
@@ -57,6 +57,21 @@ fn the_networks_have_their_own_block_directories() {
     assert_eq!(dir("testnet4"), Path::new(".bitcoin/testnet4/blocks"));
     assert_eq!(dir("signet"), Path::new(".bitcoin/signet/blocks"));
     assert_eq!(dir("regtest"), Path::new(".bitcoin/regtest/blocks"));
+}
+
+#[test]
+fn the_plan_hears_what_was_given_and_where() {
+    let file = "tune = \"off\"\n[live]\ntxnum_cache_buckets = 3\n[replay]\nutxo_cache = \"auto\"\n";
+    let env = [("SATGRES_UTXO_CACHE", "1GiB")];
+    let settings = resolve(&typed(&[("replay.threads", "auto")]), &env, Some(file)).unwrap();
+    let overrides = settings.overrides();
+    assert_eq!(overrides.utxo_cache_bytes, Some(Found::new(1_073_741_824, "SATGRES_UTXO_CACHE")));
+    let buckets = overrides.txnum_cache_buckets.unwrap();
+    assert!(buckets.value == 3 && buckets.source.ends_with("some.toml, live.txnum_cache_buckets"));
+    assert_eq!((overrides.txnum_cache_bucket_size, overrides.threads), (None, None));
+    assert_eq!(overrides.pipeline_bytes, None);
+    assert_eq!(settings.tune, Tune::Off);
+    assert_eq!(resolve(&typed(&[]), &[], None).unwrap().overrides(), Overrides::default());
 }
 
 #[test]

@@ -23,6 +23,7 @@ mod session;
 mod socket;
 
 use std::{
+    fs,
     fs::File,
     io,
     os::unix::ffi::OsStrExt,
@@ -45,6 +46,7 @@ use super::{
     binaries::{self, Binaries},
     conf::{self, Setting},
 };
+use crate::plan::Phase;
 
 /// Superuser of the cluster, and name of the database.
 pub const USER: &str = "satgres";
@@ -187,7 +189,7 @@ impl Cluster {
         let (mut cluster, started, lock) = blocking(move || Cluster::start_process(&options)).await?;
         session::check_in(&cluster).await?;
         if reconfigure && !started {
-            cluster.reconfigure(settings).await?;
+            cluster.reconfigure_locked(settings).await?;
         }
         drop(lock);
         Ok(cluster)
@@ -261,8 +263,17 @@ impl Cluster {
     /// Gives the running server other settings; restarts it if one of them needs that. Returns whether it did.
     ///
     /// # Errors
-    /// [`Error::Configuration`] where the files have mistakes; the server then runs on unchanged.
+    /// [`Error::Configuration`] where the files have mistakes; the server then runs on unchanged. [`Error::Locked`].
     pub async fn reconfigure(&mut self, settings: Vec<Setting>) -> Result<bool, Error> {
+        let this = self.clone();
+        // Another command must not start the server while it is down for the restart.
+        let lock = blocking(move || lock(&this.data_dir, &this.account)).await?;
+        let restarted = self.reconfigure_locked(settings).await?;
+        drop(lock);
+        Ok(restarted)
+    }
+
+    async fn reconfigure_locked(&mut self, settings: Vec<Setting>) -> Result<bool, Error> {
         let this = self.clone();
         let wanted = settings.clone();
         blocking(move || this.write_conf(&wanted, &this.postmaster.socket_dir)).await?;
@@ -285,6 +296,16 @@ impl Cluster {
     /// [`Error::Io`].
     pub fn rotate_log(&self) -> Result<(), Error> {
         rotate(&log_path(&self.data_dir), LOG_BYTES_MAX)
+    }
+
+    /// The phase that the server's settings were last written for: LIVE once it was reached, before that REPLAY.
+    #[must_use]
+    pub fn recorded_phase(data_dir: &Path) -> Phase {
+        let text = fs::read_to_string(conf_path(data_dir)).unwrap_or_default();
+        match conf::value_in(&text, "wal_level") {
+            Some(level) if level != "minimal" => Phase::Live,
+            _ => Phase::Replay,
+        }
     }
 
     /// The steps that need no connection. Returns whether the server was started here, and the lock.
@@ -355,7 +376,15 @@ impl Cluster {
             Setting::new("port", socket::PORT.to_string(), "only names the socket's file"),
         ];
         all.extend(conf::settle(settings, |name, value| self.knows(name, value)));
-        write_file(&self.pg_dir().join("satgres.conf"), &conf::render(&all), &self.account)
+        let (path, text) = (conf_path(&self.data_dir), conf::render(&all));
+        if let Ok(before) = fs::read_to_string(&path) {
+            let changes = conf::changes(&before, &text);
+            // A cluster that was just made has an empty file.
+            if !changes.is_empty() && conf::value_in(&before, "port").is_some() {
+                info!(changes = changes.join(", "), "settings of PostgreSQL changed");
+            }
+        }
+        write_file(&path, &text, &self.account)
     }
 
     /// Asks the server program whether it accepts a setting's value.
@@ -385,6 +414,11 @@ fn adopt(data_dir: &Path, account: &Account) -> Result<Option<Postmaster>, Error
     })?;
     debug!(pid, "PostgreSQL is running already");
     Ok(Some(postmaster))
+}
+
+/// The file of settings that satgres writes.
+fn conf_path(data_dir: &Path) -> PathBuf {
+    data_dir.join("pg/satgres.conf")
 }
 
 /// Encodes a path for use in a URL's query.

@@ -1,10 +1,15 @@
 //! The settings of the private server: declared as values with their reasons, rendered into `satgres.conf`.
 //!
-//! In: a list of [`Setting`] (a memory plan may supply its own) and a way to ask the server whether it knows a value.
+//! In: a list of [`Setting`], most of them from the memory plan, and a way to ask the server whether it knows a value.
 //! Out: the text of the file, which `postgresql.conf` includes before the user's own `user.conf`. Called by
 //! [`super::cluster`] at every start. It must never switch fsync off.
 
-use std::fmt::Write as _;
+use std::{borrow::Cow, fmt::Write as _};
+
+use crate::{
+    plan::{Overrides, Phase, Plan},
+    resources::Resources,
+};
 
 /// What to do where the server refuses a setting's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,7 +30,7 @@ pub struct Setting {
     /// Value, unquoted.
     pub value: String,
     /// Why it differs from PostgreSQL's default, for whoever reads the file.
-    pub why: &'static str,
+    pub why: Cow<'static, str>,
     /// What to do where the server refuses `value`: anything but [`Otherwise::Required`] is probed.
     pub otherwise: Otherwise,
 }
@@ -33,56 +38,36 @@ pub struct Setting {
 impl Setting {
     /// Makes a setting that every supported server has.
     pub fn new(name: &'static str, value: impl Into<String>, why: &'static str) -> Setting {
-        Setting { name, value: value.into(), why, otherwise: Otherwise::Required }
-    }
-
-    fn or(self, otherwise: Otherwise) -> Setting {
-        Setting { otherwise, ..self }
+        Setting { name, value: value.into(), why: Cow::Borrowed(why), otherwise: Otherwise::Required }
     }
 }
 
-/// The settings for a replay: bulk loading and index builds by this service alone.
+/// The settings of a server that is tuned by a plan.
+#[must_use]
+pub fn planned(plan: &Plan) -> Vec<Setting> {
+    let mut settings = plan.settings();
+    settings.extend(fixed());
+    settings
+}
+
+/// The settings of a replay on a machine of which nothing is known but its cores.
 #[must_use]
 pub fn replay(cpus: usize) -> Vec<Setting> {
-    let workers = cpus.max(2).to_string();
+    planned(&Plan::new(&Resources::unknown(cpus), Phase::Replay, &Overrides::default()))
+}
+
+/// The settings that no machine and no phase changes; a server that is not tuned has these alone.
+#[must_use]
+pub fn fixed() -> Vec<Setting> {
     vec![
-        Setting::new(
-            "wal_level",
-            "minimal",
-            "COPY into a table made in the same transaction then writes no WAL",
-        ),
-        Setting::new("max_wal_senders", "0", "wal_level = minimal demands it"),
-        Setting::new("shared_buffers", "128MB", "8 GB loads no faster: the memory serves the UTXO cache"),
-        Setting::new("maintenance_work_mem", "64MB", "16 to 64 MB sort as fast as more, once per build"),
-        Setting::new("max_wal_size", "4GB", "a checkpoint in mid-load is paid twice"),
-        Setting::new(
-            "checkpoint_timeout",
-            "30min",
-            "every checkpoint makes the next change of a page log all of it",
-        ),
-        Setting::new("wal_compression", "lz4", "less WAL for a few cycles").or(Otherwise::Use("pglz")),
-        Setting::new("default_toast_compression", "lz4", "large scripts and witnesses: faster than pglz")
-            .or(Otherwise::Omit),
         Setting::new("synchronous_commit", "on", "a segment counts once it is on disk"),
-        Setting::new("max_connections", "100", "service, builds and readers"),
-        Setting::new("max_worker_processes", cpus.max(8).to_string(), "enough for every core"),
-        Setting::new("max_parallel_workers", workers, "one per core"),
-        Setting::new(
-            "max_parallel_maintenance_workers",
-            "0",
-            "one serial index build per core is fastest; the restore raises it where cores are left",
-        ),
         Setting::new("autovacuum", "on", "small tables live; loaded segments are frozen already"),
         Setting::new(
             "client_connection_check_interval",
             "1s",
             "a killed service must not leave its statements running",
         ),
-        Setting::new("jit", "off", "planning many partitions costs more than it gives"),
-        Setting::new("random_page_cost", "1.1", "solid state disks"),
-        Setting::new("effective_io_concurrency", "200", "solid state disks"),
         Setting::new("track_io_timing", "off", "two clock calls per block read"),
-        Setting::new("huge_pages", "try", "fewer page table misses where the system grants them"),
         Setting::new("log_min_messages", "warning", "the log is for people"),
         Setting::new("log_line_prefix", "%m [%p] %a ", "when, which process, which program"),
         Setting::new("log_lock_waits", "on", "an operator should see them"),
@@ -114,6 +99,32 @@ pub fn render(settings: &[Setting]) -> String {
         write!(text, "\n# {}\n{} = '{value}'\n", setting.why, setting.name).expect("a String takes any text");
     }
     text
+}
+
+/// Value of a setting in a rendered file.
+#[must_use]
+pub fn value_in(text: &str, name: &str) -> Option<String> {
+    rendered(text).find(|(known, _)| *known == name).map(|(_, value)| value)
+}
+
+/// The settings that differ between two rendered files, for the log: `wal_level: minimal -> replica`.
+#[must_use]
+pub fn changes(before: &str, after: &str) -> Vec<String> {
+    let unset = || "unset".to_owned();
+    let now =
+        rendered(after).map(|(name, value)| (name, value_in(before, name).unwrap_or_else(unset), value));
+    let gone = rendered(before).filter(|(name, _)| value_in(after, name).is_none());
+    let all = now.chain(gone.map(|(name, value)| (name, value, unset())));
+    all.filter(|(_, from, to)| from != to).map(|(name, from, to)| format!("{name}: {from} -> {to}")).collect()
+}
+
+/// Names and values of a rendered file.
+fn rendered(text: &str) -> impl Iterator<Item = (&str, String)> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines.filter_map(|line| {
+        let (name, value) = line.split_once(" = '")?;
+        Some((name, value.strip_suffix('\'')?.replace("''", "'").replace("\\\\", "\\")))
+    })
 }
 
 /// What a fresh `user.conf` says.
@@ -150,6 +161,25 @@ mod tests {
         let without = settle(&replay(2), |_, value| value != "lz4");
         assert_eq!(value(&without, "wal_compression").as_deref(), Some("pglz"));
         assert_eq!(value(&without, "default_toast_compression"), None);
+    }
+
+    #[test]
+    fn a_rendered_file_is_read_back_and_compared() {
+        let before = render(&[
+            Setting::new("unix_socket_directories", "/tmp/it's", "private"),
+            Setting::new("wal_level", "minimal", "no WAL"),
+            Setting::new("jit", "off", "fixed"),
+        ]);
+        let after = render(&[
+            Setting::new("unix_socket_directories", "/tmp/it's", "private = ''"),
+            Setting::new("wal_level", "replica", "backups"),
+            Setting::new("max_wal_senders", "10", "backups"),
+        ]);
+        assert_eq!(value_in(&before, "unix_socket_directories").as_deref(), Some("/tmp/it's"));
+        assert_eq!(value_in(&before, "wal"), None);
+        let expected = ["wal_level: minimal -> replica", "max_wal_senders: unset -> 10", "jit: off -> unset"];
+        assert_eq!(changes(&before, &after), expected);
+        assert_eq!(changes(&after, &after), [""; 0]);
     }
 
     #[test]

@@ -17,8 +17,9 @@ use super::segments::{self, SegmentRow};
 use crate::profile::{Figures, Profile};
 use crate::rows::Table;
 
-/// Sort memory of one build.
-const MAINTENANCE_WORK_MEM: &str = "64MB";
+/// Sets the sort memory of a build, unless the user's own file of the private server says what it shall be.
+const SET_SORT_MEMORY: &str = "select set_config(name, $1, false) from pg_settings \
+     where name = 'maintenance_work_mem' and coalesce(sourcefile, '') not like '%/user.conf'";
 
 /// Why indexes could not be restored. Jobs that are done stay done; the next start goes on with the others.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +66,7 @@ struct Waiting {
 }
 
 /// Builds until `loaded` is closed and everything is attached; at most `builds_max` builds run at once, which the loader
-/// raises when it is done.
+/// raises when it is done, each with `build_bytes` of sort memory.
 ///
 /// # Errors
 /// The first failure; builds that run are awaited, others stay queued.
@@ -73,6 +74,7 @@ pub async fn restore(
     pool: Pool,
     mut loaded: mpsc::UnboundedReceiver<SegmentRow>,
     builds_max: watch::Receiver<usize>,
+    build_bytes: u64,
     profile: Profile,
 ) -> Result<Restored, RestoreError> {
     let mut queue: Vec<Job> = Vec::new();
@@ -93,7 +95,7 @@ pub async fn restore(
             // Helpers only when the last builds would leave cores idle.
             let workers =
                 if is_open { 0 } else { builds.borrow().saturating_sub(running.len() + 1 + queue.len()) };
-            running.spawn(build(pool.clone(), job, workers.min(1), profile.clone()));
+            running.spawn(build(pool.clone(), job, workers.min(1), build_bytes, profile.clone()));
         }
         if !is_open && running.is_empty() && waiting.is_empty() {
             return Ok(restored);
@@ -156,14 +158,19 @@ fn job(segment: &SegmentRow, index: &'static Index) -> Job {
 }
 
 /// Builds one index in one autocommitted statement.
-async fn build(pool: Pool, job: Job, workers: usize, profile: Profile) -> Result<(u32, f64), RestoreError> {
+async fn build(
+    pool: Pool,
+    job: Job,
+    workers: usize,
+    build_bytes: u64,
+    profile: Profile,
+) -> Result<(u32, f64), RestoreError> {
     let client = pool.get().await.map_err(pool::Error::from)?;
     let name = job.index.segment_name(job.segment);
     let server = |source| RestoreError::Server { what: format!("building index {name}"), source };
+    client.execute(SET_SORT_MEMORY, &[&format!("{}kB", build_bytes / 1024)]).await.map_err(server)?;
     client
-        .batch_execute(&format!(
-            "set maintenance_work_mem = '{MAINTENANCE_WORK_MEM}'; set max_parallel_maintenance_workers = {workers}"
-        ))
+        .batch_execute(&format!("set max_parallel_maintenance_workers = {workers}"))
         .await
         .map_err(server)?;
     let id = job.segment as i32;
