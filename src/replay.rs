@@ -328,7 +328,11 @@ async fn load(
         .map_err(|error| ReplayError::System { what: "ending the pipeline", source: error.into() })?;
     match ended {
         Ok(()) => {
-            let mut set = finished.map_err(|error| ReplayError::Load(error.into()))?;
+            // Every row is in; what could fail is the last checkpoint.
+            let mut set = match finished {
+                Ok(set) => set,
+                Err(error) => return Ok(Some(error)),
+            };
             set.forget_before(height_last)?;
             info!(coins = set.coin_count(), bytes = set.allocated_bytes(), "UTXO set at the tip");
             Ok(None)

@@ -251,6 +251,9 @@ impl Pipeline {
     /// Ends the threads and returns the UTXO set as the last resolved block left it.
     ///
     /// Blocks until every thread has ended; each stops at its next batch.
+    ///
+    /// # Errors
+    /// A failure that [`Pipeline::next`] has not told.
     pub fn finish(mut self) -> Result<UtxoSet, PipelineError> {
         self.stop.store(true, Ordering::Relaxed);
         self.close_gates();
@@ -262,7 +265,11 @@ impl Pipeline {
         for thread in self.threads.drain(..) {
             thread.join().map_err(|_| PipelineError::Broken)?;
         }
-        set
+        // What went wrong after the last segment was given: its checkpoint.
+        match self.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(failure) => Err(failure),
+            None => set,
+        }
     }
 
     /// The database holds every block up to `height` for good: checkpoints of earlier ones are not needed any more.
