@@ -267,8 +267,9 @@ async fn load_and_restore(
         None => Ok(None),
     };
     let client = pool.get().await.map_err(pool::Error::from)?;
-    drop(loaded);
+    // In this order: when the list of segments ends, all cores must be known to be free.
     let _ = builds_sender.send(options.builds_max);
+    drop(loaded);
     let phase = profile.phase();
     if is_loading {
         let what = "Entering LIVE sync, creating indexes/constraints as needed";
