@@ -9,8 +9,10 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
+use bitcoin::Transaction;
 use satgres::chaingen::{Options, generate};
 use support::blkfiles::{BlkDir, records};
+use support::blocks::{Chain, Draft, coinbase, outpoint, pay, script, spend};
 use support::ground_truth::GroundTruth;
 use support::{Satgres, sample};
 use tempfile::TempDir;
@@ -177,4 +179,57 @@ fn files_that_are_not_what_was_written_are_never_used() {
         assert!(!output.contains("resumes warm"), "{output}");
         assert_eq!(digest_now, digest, "{said}");
     }
+}
+
+/// A coinbase that does not name its height, as before BIP34, so that it can be mined again.
+fn twin() -> Transaction {
+    let script_sig = script(&[0x04, 0xff, 0xff, 0x7f, 0x20, 0x01, 0x07]);
+    coinbase(script_sig, vec![pay(3_000_000_000, script(&[0x51])), pay(1_000_000_000, script(&[0x52]))])
+}
+
+#[test]
+fn a_rebuilt_set_still_knows_the_twins() {
+    // A coinbase, what spends it, and what spends that, each mined again while the last outputs are unspent.
+    let again = |transactions: Vec<Transaction>| Draft { transactions, ..Draft::default() };
+    let coinbase_again = || Draft { coinbase: Some(twin()), ..Draft::default() };
+    let spender = spend(
+        &[outpoint(&twin(), 0), outpoint(&twin(), 1)],
+        vec![pay(1_500_000_000, script(&[0x53])), pay(1_500_000_000, script(&[0x54]))],
+    );
+    let last = spend(&[outpoint(&spender, 0)], vec![pay(1_400_000_000, script(&[0x55]))]);
+    let mut chain = Chain::with_blocks(4);
+    chain.mine(coinbase_again());
+    chain.mine_empty(100);
+    chain.mine(again(vec![spender.clone()]));
+    chain.mine(again(vec![last.clone()]));
+    chain.mine(coinbase_again());
+    chain.mine_empty(100);
+    let first_tip = chain.height();
+    chain.mine(again(vec![spender]));
+    let second_tip = chain.height();
+    chain.mine(again(vec![last]));
+    chain.mine_empty(1);
+    assert_eq!((first_tip, second_tip, chain.height()), (208, 209, 211));
+
+    let satgres = Satgres::new();
+    let overwritten = "select tx_num >> 16, vout, by_tx_num >> 16 from chain.overwritten order by 1, 2";
+    let mut digests = Vec::new();
+    for stops in [vec![], vec![first_tip], vec![second_tip], vec![first_tip, second_tip]] {
+        let blocks_dir = BlkDir::new();
+        let mut from = 0;
+        for height in stops {
+            blocks_dir.append(0, &records(&chain.blocks()[from..=height]));
+            satgres.run("regtest", blocks_dir.path(), &["--utxo-cache", "0"]);
+            fs::remove_dir_all(satgres.data_dir().join("coins")).unwrap();
+            from = height + 1;
+        }
+        blocks_dir.append(0, &records(&chain.blocks()[from..]));
+        let cache = if from == 0 { "auto" } else { "0" };
+        satgres.run("regtest", blocks_dir.path(), &["--utxo-cache", cache]);
+        assert_eq!(satgres.copy(overwritten), ["106\t1\t209", "107\t0\t210"], "stopped before {from}");
+        satgres.verify();
+        digests.push(satgres.digest());
+        satgres.forget_chain();
+    }
+    assert!(digests.iter().all(|digest| *digest == digests[0]), "{digests:?}");
 }
