@@ -282,11 +282,6 @@ impl Pipeline {
         self.late_gate.close();
         self.confirmed.close();
     }
-
-    /// Returns the most bytes that were in flight at one time.
-    pub fn bytes_peak(&self) -> u64 {
-        self.gate.bytes_peak()
-    }
 }
 
 impl Drop for Pipeline {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::chain::batch::Batch;
 use crate::chain::block::{BlockContext, BlockError, DamagedBlock, InvalidBlock, parse_block};
-use crate::chain::hash::{Hash32, reversed_hex, sha256d};
+use crate::chain::hash::{Hash32, sha256d};
 use crate::chain::header::HEADER_BYTES;
 use crate::network::Network;
 use crate::prevouts::FingerprintKey;
@@ -266,15 +266,5 @@ impl Lengths {
         batch.txs.truncate(self.txs);
         batch.inputs.truncate(self.inputs);
         batch.outputs.truncate(self.outputs);
-    }
-}
-
-impl ReadError {
-    /// Returns the hash that people know of the block concerned, where one is.
-    pub fn block_hex(&self) -> Option<String> {
-        match self {
-            ReadError::Damaged { hash, .. } | ReadError::Invalid { hash, .. } => Some(reversed_hex(hash)),
-            ReadError::Source { .. } => None,
-        }
     }
 }

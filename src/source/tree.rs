@@ -42,7 +42,6 @@ pub struct HeaderTree {
     network: Network,
     /// The last record of the last file: the node may still be writing it.
     newest: Option<u32>,
-    break_count: u64,
 }
 
 /// The headers of the files, before they are linked.
@@ -148,7 +147,6 @@ impl HeaderTree {
         if seen.break_count > 0 {
             tracing::warn!(breaks = seen.break_count, "bytes between block records were stepped over");
         }
-        tree.break_count = seen.break_count;
         Ok(ScannedHeaders { tree })
     }
 
@@ -160,7 +158,6 @@ impl HeaderTree {
             orphans: Vec::new(),
             network,
             newest: None,
-            break_count: 0,
         }
     }
 
@@ -172,11 +169,6 @@ impl HeaderTree {
     /// Returns whether there is no header at all.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
-    }
-
-    /// Returns how often bytes between records had to be stepped over.
-    pub fn break_count(&self) -> u64 {
-        self.break_count
     }
 
     fn add_file(&mut self, file: u32, scan: FileScan) {
