@@ -26,11 +26,11 @@ const FILL_64THS: u64 = 56;
 
 /// A coin that the budget leaves no place for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Full;
+pub struct Full;
 
 /// Coins by fingerprint of their outpoints.
 #[derive(Debug)]
-pub(super) struct CoinTable {
+pub struct CoinTable {
     shards: Box<[Shard]>,
     /// Most slots of a shard.
     slots_max: usize,
@@ -52,7 +52,7 @@ struct Shard {
 impl CoinTable {
     /// Makes an empty table that never allocates more than `bytes_max`, not even while a shard grows; without a number
     /// it takes what it needs.
-    pub(super) fn new(bytes_max: Option<u64>) -> Self {
+    pub fn new(bytes_max: Option<u64>) -> Self {
         let (shard_count, slots_max, coins_max) = match bytes_max {
             None => (SHARDS_MAX, usize::MAX, u64::MAX),
             Some(bytes_max) => within(bytes_max),
@@ -72,17 +72,17 @@ impl CoinTable {
     }
 
     /// Returns the number of coins in the table.
-    pub(super) fn coin_count(&self) -> u64 {
+    pub fn coin_count(&self) -> u64 {
         self.coin_count
     }
 
     /// Returns how many coins the budget leaves place for.
-    pub(super) fn coins_max(&self) -> u64 {
+    pub fn coins_max(&self) -> u64 {
         self.coins_max
     }
 
     /// Returns the bytes that the slots occupy, used or not.
-    pub(super) fn allocated_bytes(&self) -> u64 {
+    pub fn allocated_bytes(&self) -> u64 {
         self.allocated_bytes
     }
 
@@ -91,7 +91,7 @@ impl CoinTable {
     /// # Errors
     /// [`Full`], and nothing has changed.
     #[inline]
-    pub(super) fn insert(&mut self, outpoint: Fingerprint, coin: &Coin) -> Result<Option<Coin>, Full> {
+    pub fn insert(&mut self, outpoint: Fingerprint, coin: &Coin) -> Result<Option<Coin>, Full> {
         self.insert_entry(&pack(outpoint, coin)).map(|old| old.map(|entry| unpack(&entry)))
     }
 
@@ -116,7 +116,7 @@ impl CoinTable {
 
     /// Removes a coin and returns it, or `None` if it is not here.
     #[inline]
-    pub(super) fn spend(&mut self, outpoint: Fingerprint) -> Option<Coin> {
+    pub fn spend(&mut self, outpoint: Fingerprint) -> Option<Coin> {
         let (index, fraction) = self.place(outpoint.low);
         let shard_count = self.shards.len();
         let entry = self.shards[index].remove(outpoint, fraction, shard_count)?;
