@@ -3,7 +3,7 @@
 //! `cargo bench --bench micro` runs all of them in less than ten seconds; `-- --help` lists the options. The blocks are
 //! made anew each time, always the same ones.
 
-#![allow(missing_docs)]
+#![allow(missing_docs, unreachable_pub)]
 
 mod fixture;
 mod harness;
