@@ -275,7 +275,8 @@ mod tests {
 
     #[test]
     fn a_phase_is_a_row_of_its_own_time() {
-        let profile = Profile { start: Instant::now(), started: SystemTime::now(), log_too: false };
+        let profile =
+            Profile { is_quiet: false, start: Instant::now(), started: SystemTime::now(), log_too: false };
         let phase = profile.phase();
         let began = Instant::now();
         let mut spun = 0_u64;

@@ -5,6 +5,7 @@
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
 pub mod cpu;
+pub mod replayed;
 pub mod round;
 
 use std::path::{Path, PathBuf};
@@ -111,7 +112,7 @@ impl Lab {
         let client = admin.get().await?;
         client.batch_execute(&format!("drop database if exists {} with (force)", cluster::DATABASE)).await?;
         client.batch_execute(&format!("create database {}", cluster::DATABASE)).await?;
-        let pool = pool::pool(self.cluster.pg_config(), CONNECTIONS_MAX)?;
+        let pool = self.pool()?;
         let mut client = pool.get().await?;
         let facts = Facts {
             network: Network::Regtest,
@@ -124,6 +125,11 @@ impl Lab {
         let _ = std::fs::remove_dir_all(self.coins_dir());
         drop(client);
         Ok(pool)
+    }
+
+    /// Returns a pool on the database as it is.
+    pub fn pool(&self) -> anyhow::Result<Pool> {
+        Ok(pool::pool(self.cluster.pg_config(), CONNECTIONS_MAX)?)
     }
 
     /// Returns the process id of the server.

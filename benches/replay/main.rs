@@ -12,13 +12,13 @@ mod harness;
 mod lab;
 
 mod floor;
-mod product;
 mod psql;
 mod ready;
 mod report;
 
 use clap::Parser;
 use lab::cpu::Sampler;
+use lab::replayed::replay;
 use lab::{Chain, Lab};
 use ready::ReadyRows;
 
@@ -71,7 +71,7 @@ async fn main() -> anyhow::Result<()> {
             floor = Some(floor::run(&lab, &rows, &replay_options).await?);
         }
         let sampler = Sampler::start(lab.postmaster());
-        let product = product::run(&lab, &replay_options).await?;
+        let product = replay(&lab, &replay_options).await?;
         stages.push(sampler.stop());
         let floor = match floor {
             Some(floor) => floor,

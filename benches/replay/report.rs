@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use satgres::rows::Table;
 
 use crate::harness::stats::{median, median_ratio};
+use crate::lab::replayed::Replayed;
 use crate::lab::round::Round;
 use crate::lab::{Chain, Lab};
-use crate::product::Product;
 use crate::ready::ReadyRows;
 
 /// One figure of a round.
@@ -46,7 +46,7 @@ pub fn round(number: usize, floor: &Round, product: &Round) {
 pub fn summary(
     chain: &Chain,
     rows: &ReadyRows,
-    rounds: &[(Round, Product)],
+    rounds: &[(Round, Replayed)],
     extras: &[(&str, Round)],
     stages: &[Vec<(String, f64)>],
 ) {

@@ -6,6 +6,7 @@
 //! resolve stage. It never reads at random, and never holds more than its budget and some fixed buffers.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use super::belt::drop_oldest_bucket;
 use super::checkpoint::Kept;
@@ -76,6 +77,8 @@ pub struct UtxoFigures {
     pub waited: u64,
     /// Passes over the runs.
     pub settlements: u64,
+    /// Time that they took.
+    pub settling: Duration,
     /// Coins that fell off the belt.
     pub evicted: u64,
     /// Bytes written: runs, sorted chunks, spilled facts, caches of checkpoints.
@@ -192,6 +195,7 @@ impl UtxoSet {
             return Ok(());
         }
         self.figures.settlements += 1;
+        let began = Instant::now();
         let dir = &self.options.dir;
         let mut coins = Sorter::new(dir.join("coins.tmp"), self.options.limits.sort_bytes);
         let (spends, facts) = match self.waiting.take() {
@@ -214,10 +218,12 @@ impl UtxoSet {
         self.unsettled.clear();
         self.remove_unneeded_runs()?;
         self.count_traffic(coins.chunk_bytes());
-        match facts {
+        let settled = match facts {
             Some(facts) => facts.settle(coins.finish()?, each),
             None => Ok(()),
-        }
+        };
+        self.figures.settling += began.elapsed();
+        settled
     }
 
     /// Returns what was done since the last call.
