@@ -15,6 +15,7 @@ mod belt;
 mod entry;
 mod slots;
 mod table;
+mod txnum_cache;
 
 mod merge;
 mod runs;
@@ -32,6 +33,8 @@ pub use resolve::{BrokenRule, ConnectError, ResolveError, resolve_batch};
 pub use resume::remove_all;
 pub use sealed::CoinFileError;
 pub use set::{UtxoFigures, UtxoLimits, UtxoOptions, UtxoSet};
+pub use table::{CoinTable, Full, Table};
+pub use txnum_cache::TxNumCache;
 pub use waiting::Settled;
 
 /// An unspent output: what a row of `chain.inputs` repeats of it.

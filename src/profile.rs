@@ -20,6 +20,8 @@ use tracing::info;
 /// The clock of one run of the service.
 #[derive(Debug, Clone)]
 pub struct Profile {
+    /// Whether nothing is printed.
+    is_quiet: bool,
     start: Instant,
     started: SystemTime,
     /// Whether lines also go to the log.
@@ -76,7 +78,13 @@ impl Profile {
     pub fn start() -> Profile {
         let (stdout, stderr) = (std::io::stdout(), std::io::stderr());
         let log_too = !stderr.is_terminal() && !is_same_file(&stdout, &stderr);
-        Profile { start: Instant::now(), started: SystemTime::now(), log_too }
+        Profile { is_quiet: false, start: Instant::now(), started: SystemTime::now(), log_too }
+    }
+
+    /// Starts the clock of a run that prints nothing: phases are only recorded.
+    #[must_use]
+    pub fn quiet() -> Profile {
+        Profile { is_quiet: true, ..Profile::start() }
     }
 
     /// Start of the run, microseconds since 1970: its number in `ops.phases`.
@@ -134,6 +142,9 @@ impl Profile {
     }
 
     fn print(&self, line: &str) {
+        if self.is_quiet {
+            return;
+        }
         // Whoever closed standard output does not want the line; the work goes on.
         let _ = writeln!(std::io::stdout().lock(), "{line}");
         if self.log_too {
@@ -264,7 +275,8 @@ mod tests {
 
     #[test]
     fn a_phase_is_a_row_of_its_own_time() {
-        let profile = Profile { start: Instant::now(), started: SystemTime::now(), log_too: false };
+        let profile =
+            Profile { is_quiet: false, start: Instant::now(), started: SystemTime::now(), log_too: false };
         let phase = profile.phase();
         let began = Instant::now();
         let mut spun = 0_u64;

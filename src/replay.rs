@@ -187,7 +187,6 @@ pub async fn run(
         match failure {
             None => {
                 reconcile::record_stale_blocks(&mut client, &chain).await?;
-                analyze(pool, profile).await?;
                 return Ok(Outcome { tip_height: chain.active.tip_height() });
             }
             // 6. A block that cannot be taken: leave it out and choose again, or tell the user.
@@ -205,6 +204,19 @@ pub async fn run(
 pub struct FoundBlocks {
     files: BlockFiles,
     headers: ScannedHeaders,
+}
+
+impl FoundBlocks {
+    /// Returns the active chain as the files alone suggest it.
+    ///
+    /// # Errors
+    /// As [`ScannedHeaders::link`].
+    pub fn into_chain(self) -> Result<Chain, SourceError> {
+        let files = Arc::new(self.files);
+        let tree = Arc::new(self.headers.link(&files, &[])?);
+        let active = tree.active_chain(&HashSet::new(), None);
+        Ok(Chain { files, tree, active })
+    }
 }
 
 /// Scans the headers of all block files; the database is not needed, so that wrong files are told before anything is
@@ -376,7 +388,10 @@ async fn leave_out(
 }
 
 /// Gathers planner statistics of the parents: autovacuum never does (PostgreSQL manual, ANALYZE).
-async fn analyze(pool: &Pool, profile: &Profile) -> Result<(), ReplayError> {
+///
+/// # Errors
+/// What the server says; the same command goes on.
+pub async fn analyze(pool: &Pool, profile: &Profile) -> Result<(), ReplayError> {
     let client = pool.get().await.map_err(pool::Error::from)?;
     let is_due = "select exists (select from ops.segments where state = 'attached' and attached_at > \
          coalesce((select max(started) from ops.phases where phase = 'Analyzed tables'), '-infinity'))";

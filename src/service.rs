@@ -62,6 +62,7 @@ async fn sync(
     profile: &Profile,
 ) -> Result<(), Error> {
     let outcome = replay::run(pool, found, &replay_options(settings, plans), profile).await?;
+    replay::analyze(pool, profile).await?;
     enter_live(cluster, pool, settings, plans).await?;
     let client = pool.get().await.map_err(pool::Error::from)?;
     let figures = Figures { height: Some(outcome.tip_height), ..Figures::default() };

@@ -1,34 +1,53 @@
-//! The conveyor belt: coins enter the cache at the front, and when it is full the oldest bucket falls off into the runs.
+//! The conveyor belt: entries come in at the front, and when the budget is full the oldest bucket falls off at the end.
 //!
-//! All buckets stand in one table, so that a look-up probes one place however many there are. A coin's bucket follows
-//! from its age, which is its `tx_num`: the oldest of `N` buckets is the oldest `N`-th of the coins. Its entries leave
-//! in one sweep over the table, which finds them nearly sorted.
+//! All buckets stand in one table, so that a look-up probes one place however many there are. An entry's bucket follows
+//! from its age, which is its `tx_num`: the oldest of `N` buckets is the oldest `N`-th of the entries. They leave in one
+//! sweep over the table, which finds them nearly sorted. The UTXO cache and the TxNumCache are such belts.
 
-use super::runs::Runs;
-use super::sealed::CoinFileError;
-use super::table::CoinTable;
+use super::entry::Words;
+use super::table::{Full, Table};
 
-/// How many coins are looked at to find the age of a bucket: enough to know its size within about 2 %.
-const SAMPLES: usize = 32 << 10;
-
-/// Moves the oldest of `buckets` buckets from the table to the runs; returns how many coins that were, at least one
-/// unless the table is empty.
-///
-/// # Errors
-/// [`CoinFileError`]; then the set is of no use any more.
-pub(super) fn drop_oldest_bucket(
-    table: &mut CoinTable,
-    runs: &mut Runs,
+/// A table within a budget whose oldest entries make room for new ones.
+#[derive(Debug)]
+pub(super) struct Belt<const N: usize> {
+    pub(super) table: Table<N>,
     buckets: u64,
-) -> Result<u64, CoinFileError> {
-    let Some(age) = table.oldest_part(buckets, SAMPLES) else { return Ok(0) };
-    let before = table.coin_count();
-    if runs.is_worth_a_run(before / buckets.max(1)) {
-        let mut run = runs.begin()?;
-        table.remove_older(age + 1, |entries| entries.iter().try_for_each(|entry| run.push(entry)))?;
-        runs.add(run)?;
-    } else {
-        table.remove_older(age + 1, |entries| entries.iter().try_for_each(|entry| runs.push(*entry)))?;
+    /// How many entries are looked at to find the age of a bucket.
+    samples: usize,
+}
+
+impl<const N: usize> Belt<N> {
+    /// Makes an empty belt of `buckets` buckets that together take at most `bytes_max` bytes, or what they need.
+    pub(super) fn new(bytes_max: Option<u64>, buckets: u64, samples: usize) -> Self {
+        Belt { table: Table::new(bytes_max), buckets: buckets.max(1), samples }
     }
-    Ok(before - table.coin_count())
+
+    /// Returns about how many entries a bucket holds when the belt is full of what it has now.
+    pub(super) fn bucket_entries(&self) -> u64 {
+        self.table.coin_count() / self.buckets
+    }
+
+    /// Adds an entry where there is place for it; returns the one that it overwrites.
+    ///
+    /// # Errors
+    /// [`Full`]: drop the oldest bucket.
+    #[inline]
+    pub(super) fn insert(&mut self, entry: &Words<N>) -> Result<Option<Words<N>>, Full> {
+        self.table.insert_entry(entry)
+    }
+
+    /// Removes the oldest bucket and hands out its entries, sorted, part by part; returns how many they were, at least
+    /// one unless the belt is empty.
+    ///
+    /// # Errors
+    /// Whatever `each` gives; then the belt has lost entries and is of no use any more.
+    pub(super) fn drop_oldest_bucket<E>(
+        &mut self,
+        each: impl FnMut(&mut Vec<Words<N>>) -> Result<(), E>,
+    ) -> Result<u64, E> {
+        let Some(age) = self.table.oldest_part(self.buckets, self.samples) else { return Ok(0) };
+        let before = self.table.coin_count();
+        self.table.remove_older(age + 1, each)?;
+        Ok(before - self.table.coin_count())
+    }
 }

@@ -24,7 +24,7 @@ impl UtxoSet {
         self.assert_settled();
         self.runs.flush()?;
         let mut cache = self.runs.begin()?;
-        self.table.for_each_shard(|entries| entries.iter().try_for_each(|entry| cache.push(entry)))?;
+        self.belt.table.for_each_shard(|entries| entries.iter().try_for_each(|entry| cache.push(entry)))?;
         let cache = self.runs.end(cache)?;
         self.runs.sync()?;
         let manifest = Manifest {
@@ -135,13 +135,13 @@ fn try_resume(
     set.twins = manifest.twins;
     load_cache(&mut set, &manifest.cache)?;
     let coin_count: u64 =
-        set.table.coin_count() + manifest.runs.iter().map(|run| run.coin_count).sum::<u64>();
+        set.belt.table.coin_count() + manifest.runs.iter().map(|run| run.coin_count).sum::<u64>();
     for run in &manifest.runs {
         // Where the cache has become larger, runs go back into it; a tenth is left for what comes.
-        if coin_count <= set.table.coins_max() / 10 * 9 {
+        if coin_count <= set.belt.table.coins_max() / 10 * 9 {
             let mut entries = Merged::new(vec![set.runs.source(run)?])?;
             while let Some(entry) = entries.next()? {
-                if set.table.insert_entry(&entry).is_err() {
+                if set.belt.table.insert_entry(&entry).is_err() {
                     set.runs.push(entry)?;
                 }
             }
@@ -156,12 +156,13 @@ fn try_resume(
 
 /// Fills the cache; where it has become too small, its file is one more run.
 fn load_cache(set: &mut UtxoSet, cache: &Run) -> Result<(), CoinFileError> {
-    if cache.coin_count <= set.table.coins_max() {
+    if cache.coin_count <= set.belt.table.coins_max() {
         let mut entries = Merged::new(vec![set.runs.source(cache)?])?;
-        if set.table.fill_sorted(|| entries.next())?.is_ok() {
+        if set.belt.table.fill_sorted(|| entries.next())?.is_ok() {
             return Ok(());
         }
-        set.table = super::table::CoinTable::new(set.options.cache_bytes_max);
+        set.belt =
+            super::belt::Belt::new(set.options.cache_bytes_max, set.options.buckets, super::set::AGE_SAMPLES);
     }
     check(set, cache)?;
     set.runs.adopt(*cache);

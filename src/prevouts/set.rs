@@ -6,8 +6,9 @@
 //! resolve stage. It never reads at random, and never holds more than its budget and some fixed buffers.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use super::belt::drop_oldest_bucket;
+use super::belt::Belt;
 use super::checkpoint::Kept;
 use super::entry::pack;
 use super::merge::merge;
@@ -15,12 +16,13 @@ use super::resolve::{ConnectError, ResolveError};
 use super::runs::{Runs, make_dir};
 use super::sealed::{CoinFileError, PAYLOAD_BYTES, checksum};
 use super::sort::Sorter;
-use super::table::CoinTable;
 use super::twins::Twins;
 use super::waiting::{Settled, Waiting, WaitingBlock, WaitingTx};
 use super::{Coin, Fingerprint, FingerprintKey};
 use crate::chain::batch::{Input, Overwritten};
 
+/// How many coins are looked at to find the age of a bucket: enough to know its size within about 2 %.
+pub(super) const AGE_SAMPLES: usize = 32 << 10;
 /// Sorted chunks of waiting spends at most: each is read through a buffer of its own.
 const CHUNKS_MAX: usize = 64;
 
@@ -76,6 +78,8 @@ pub struct UtxoFigures {
     pub waited: u64,
     /// Passes over the runs.
     pub settlements: u64,
+    /// Time that they took.
+    pub settling: Duration,
     /// Coins that fell off the belt.
     pub evicted: u64,
     /// Bytes written: runs, sorted chunks, spilled facts, caches of checkpoints.
@@ -113,7 +117,7 @@ pub(super) enum Absent {
 /// The set of unspent outputs, by fingerprint of their outpoints.
 #[derive(Debug)]
 pub struct UtxoSet {
-    pub(super) table: CoinTable,
+    pub(super) belt: Belt<5>,
     pub(super) key: FingerprintKey,
     pub(super) options: UtxoOptions,
     pub(super) runs: Runs,
@@ -132,7 +136,7 @@ impl UtxoSet {
     pub fn new(options: UtxoOptions, key: FingerprintKey) -> Self {
         let seed = checksum(0, &key.to_bytes());
         UtxoSet {
-            table: CoinTable::new(options.cache_bytes_max),
+            belt: Belt::new(options.cache_bytes_max, options.buckets, AGE_SAMPLES),
             runs: Runs::new(&options.dir, seed, options.limits.pending_bytes, options.limits.runs),
             key,
             options,
@@ -157,12 +161,12 @@ impl UtxoSet {
 
     /// Returns the number of entries in cache and runs. Those that waiting spends will take are among them.
     pub fn coin_count(&self) -> u64 {
-        self.table.coin_count() + self.runs.coin_count()
+        self.belt.table.coin_count() + self.runs.coin_count()
     }
 
     /// Returns the bytes that the cache has allocated.
     pub fn allocated_bytes(&self) -> u64 {
-        self.table.allocated_bytes()
+        self.belt.table.allocated_bytes()
     }
 
     /// Returns whether spends wait.
@@ -192,6 +196,7 @@ impl UtxoSet {
             return Ok(());
         }
         self.figures.settlements += 1;
+        let began = Instant::now();
         let dir = &self.options.dir;
         let mut coins = Sorter::new(dir.join("coins.tmp"), self.options.limits.sort_bytes);
         let (spends, facts) = match self.waiting.take() {
@@ -214,10 +219,12 @@ impl UtxoSet {
         self.unsettled.clear();
         self.remove_unneeded_runs()?;
         self.count_traffic(coins.chunk_bytes());
-        match facts {
+        let settled = match facts {
             Some(facts) => facts.settle(coins.finish()?, each),
             None => Ok(()),
-        }
+        };
+        self.figures.settling += began.elapsed();
+        settled
     }
 
     /// Returns what was done since the last call.
@@ -227,8 +234,8 @@ impl UtxoSet {
         UtxoFigures {
             written_bytes: done.written_bytes + written,
             read_bytes: done.read_bytes + read,
-            cache_coins: self.table.coin_count(),
-            cache_bytes: self.table.allocated_bytes(),
+            cache_coins: self.belt.table.coin_count(),
+            cache_bytes: self.belt.table.allocated_bytes(),
             runs: self.runs.files().len() as u64,
             run_coins: self.runs.coin_count(),
             ..done
@@ -238,13 +245,13 @@ impl UtxoSet {
     /// Asks the processor to fetch the place of an outpoint.
     #[inline]
     pub(super) fn prefetch(&self, outpoint: Fingerprint) {
-        self.table.prefetch(outpoint);
+        self.belt.table.prefetch(outpoint);
     }
 
     /// Removes a coin and returns it; notes the spend where it must wait.
     #[inline]
     pub(super) fn spend(&mut self, outpoint: Fingerprint, tx_num: i64, vin: u32) -> Result<Coin, Absent> {
-        match self.table.spend(outpoint) {
+        match self.belt.table.spend(outpoint) {
             Some(coin) => Ok(coin),
             None => Err(self.wait(outpoint, tx_num, vin)),
         }
@@ -253,7 +260,7 @@ impl UtxoSet {
     /// Adds the coin of an output whose txid has not been there before.
     #[inline]
     pub(super) fn insert(&mut self, outpoint: Fingerprint, coin: &Coin) -> Result<(), CoinFileError> {
-        match self.table.insert(outpoint, coin) {
+        match self.belt.table.insert(outpoint, coin) {
             Ok(_) => Ok(()),
             Err(_) => self.insert_into_full(outpoint, coin),
         }
@@ -267,7 +274,7 @@ impl UtxoSet {
         vout: u32,
     ) -> Result<Option<Coin>, CoinFileError> {
         self.twins.add_output(outpoint);
-        let old = self.table.spend(outpoint);
+        let old = self.belt.table.spend(outpoint);
         if old.is_some() || self.runs.is_empty() {
             self.insert(outpoint, coin)?;
         } else {
@@ -355,17 +362,32 @@ impl UtxoSet {
     #[cold]
     fn insert_into_full(&mut self, outpoint: Fingerprint, coin: &Coin) -> Result<(), CoinFileError> {
         loop {
-            let evicted = drop_oldest_bucket(&mut self.table, &mut self.runs, self.options.buckets)?;
+            let evicted = self.drop_oldest_bucket()?;
             self.figures.evicted += evicted;
             if evicted == 0 {
                 // The budget has no place for even one coin.
                 self.figures.evicted += 1;
                 return self.runs.push(pack(outpoint, coin));
             }
-            if self.table.insert(outpoint, coin).is_ok() {
+            if self.belt.table.insert(outpoint, coin).is_ok() {
                 return Ok(());
             }
         }
+    }
+
+    /// Moves the oldest bucket from the cache to the runs.
+    fn drop_oldest_bucket(&mut self) -> Result<u64, CoinFileError> {
+        let runs = &mut self.runs;
+        if !runs.is_worth_a_run(self.belt.bucket_entries()) {
+            return self
+                .belt
+                .drop_oldest_bucket(|entries| entries.iter().try_for_each(|entry| runs.push(*entry)));
+        }
+        let mut run = runs.begin()?;
+        let evicted =
+            self.belt.drop_oldest_bucket(|entries| entries.iter().try_for_each(|entry| run.push(entry)))?;
+        runs.add(run)?;
+        Ok(evicted)
     }
 
     /// Counts bytes that are written once and read back once.

@@ -9,7 +9,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-use super::entry::Entry;
+use super::entry::Words;
 
 /// From here on an array of its own is a mapping.
 const MAPPED_BYTES_MIN: usize = 256 << 10;
@@ -17,8 +17,8 @@ const PAGE_BYTES: usize = 4096;
 
 /// A fixed number of slots, empty at first.
 #[derive(Debug)]
-pub(super) struct Slots {
-    first: NonNull<Entry>,
+pub(super) struct Slots<const N: usize> {
+    first: NonNull<Words<N>>,
     slot_count: usize,
     memory: Memory,
 }
@@ -35,9 +35,9 @@ enum Memory {
 }
 
 // SAFETY: the memory belongs to this value alone, and entries are plain numbers.
-unsafe impl Send for Slots {}
+unsafe impl<const N: usize> Send for Slots<N> {}
 // SAFETY: shared references only read.
-unsafe impl Sync for Slots {}
+unsafe impl<const N: usize> Sync for Slots<N> {}
 
 /// One mapping for the arrays of all shards, page by page apart.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
-impl Slots {
+impl<const N: usize> Slots<N> {
     /// Makes `slot_count` empty slots; none at all take no memory.
     ///
     /// # Panics
@@ -61,8 +61,8 @@ impl Slots {
         if slot_count == 0 {
             return Slots { first: NonNull::dangling(), slot_count, memory: Memory::None };
         }
-        let layout = layout(slot_count);
-        if is_mapped(slot_count) {
+        let layout = layout::<N>(slot_count);
+        if is_mapped::<N>(slot_count) {
             return Slots { first: map(layout).cast(), slot_count, memory: Memory::Mapping };
         }
         // SAFETY: the layout is not empty.
@@ -73,8 +73,8 @@ impl Slots {
 
     /// Returns what `slot_count` slots of their own occupy once they are all touched, bytes.
     pub(super) fn allocated_bytes(slot_count: usize) -> u64 {
-        let bytes = slot_count * size_of::<Entry>();
-        (if is_mapped(slot_count) { bytes.next_multiple_of(PAGE_BYTES) } else { bytes }) as u64
+        let bytes = slot_count * size_of::<Words<N>>();
+        (if is_mapped::<N>(slot_count) { bytes.next_multiple_of(PAGE_BYTES) } else { bytes }) as u64
     }
 }
 
@@ -83,23 +83,23 @@ impl Region {
     ///
     /// # Panics
     /// If the system has no memory left, as for any allocation.
-    pub(super) fn new(shard_count: usize, slots_max: usize) -> Self {
-        let stride_bytes = Region::stride_bytes(slots_max);
+    pub(super) fn new<const N: usize>(shard_count: usize, slots_max: usize) -> Self {
+        let stride_bytes = Region::stride_bytes::<N>(slots_max);
         let layout = Layout::array::<u8>(stride_bytes * shard_count).expect("a length below isize::MAX");
         Region { first: map(layout), stride_bytes, shard_count }
     }
 
     /// Returns what an array of `slots_max` slots takes in a region, bytes.
-    pub(super) fn stride_bytes(slots_max: usize) -> usize {
-        (slots_max * size_of::<Entry>()).next_multiple_of(PAGE_BYTES)
+    pub(super) fn stride_bytes<const N: usize>(slots_max: usize) -> usize {
+        (slots_max * size_of::<Words<N>>()).next_multiple_of(PAGE_BYTES)
     }
 
     /// Returns the first `slot_count` slots of a shard's place, as they are: zeros where nothing was written.
     ///
     /// # Safety
     /// No other slots of this shard may be in use, and the region must outlive these.
-    pub(super) unsafe fn slots(&self, shard: usize, slot_count: usize) -> Slots {
-        assert!(shard < self.shard_count && slot_count * size_of::<Entry>() <= self.stride_bytes);
+    pub(super) unsafe fn slots<const N: usize>(&self, shard: usize, slot_count: usize) -> Slots<N> {
+        assert!(shard < self.shard_count && slot_count * size_of::<Words<N>>() <= self.stride_bytes);
         // SAFETY: the offset lies inside the mapping, as just checked.
         let first = unsafe { self.first.add(shard * self.stride_bytes) }.cast();
         Slots { first, slot_count, memory: Memory::Region }
@@ -125,17 +125,17 @@ fn map(layout: Layout) -> NonNull<u8> {
     NonNull::new(address.cast()).expect("a mapping is never at address 0")
 }
 
-fn layout(slot_count: usize) -> Layout {
-    Layout::array::<Entry>(slot_count).expect("a length below isize::MAX")
+fn layout<const N: usize>(slot_count: usize) -> Layout {
+    Layout::array::<Words<N>>(slot_count).expect("a length below isize::MAX")
 }
 
-fn is_mapped(slot_count: usize) -> bool {
-    slot_count * size_of::<Entry>() >= MAPPED_BYTES_MIN
+fn is_mapped<const N: usize>(slot_count: usize) -> bool {
+    slot_count * size_of::<Words<N>>() >= MAPPED_BYTES_MIN
 }
 
-impl Drop for Slots {
+impl<const N: usize> Drop for Slots<N> {
     fn drop(&mut self) {
-        let layout = layout(self.slot_count);
+        let layout = layout::<N>(self.slot_count);
         match self.memory {
             Memory::None | Memory::Region => {}
             // SAFETY: `new` allocated it with this layout.
@@ -155,19 +155,19 @@ impl Drop for Region {
     }
 }
 
-impl Deref for Slots {
-    type Target = [Entry];
+impl<const N: usize> Deref for Slots<N> {
+    type Target = [Words<N>];
 
     #[inline]
-    fn deref(&self) -> &[Entry] {
+    fn deref(&self) -> &[Words<N>] {
         // SAFETY: `first` points to `slot_count` aligned entries, zeroed at first, that live as long as `self`.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.slot_count) }
     }
 }
 
-impl DerefMut for Slots {
+impl<const N: usize> DerefMut for Slots<N> {
     #[inline]
-    fn deref_mut(&mut self) -> &mut [Entry] {
+    fn deref_mut(&mut self) -> &mut [Words<N>] {
         // SAFETY: as above, and `self` is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.first.as_ptr(), self.slot_count) }
     }
@@ -175,26 +175,25 @@ impl DerefMut for Slots {
 
 #[cfg(test)]
 mod tests {
-    use super::super::entry::EMPTY;
     use super::*;
 
     #[test]
     fn both_kinds_are_empty_at_first_and_keep_what_is_written() {
         for slot_count in [1, 16, 6_553, 6_554, 100_000] {
-            let mut slots = Slots::new(slot_count);
+            let mut slots = Slots::<5>::new(slot_count);
             assert_eq!(slots.len(), slot_count);
-            assert!(slots.iter().all(|entry| *entry == EMPTY));
+            assert!(slots.iter().all(|entry| *entry == [0; 5]));
             slots[slot_count - 1] = [1, 2, 3, 4, 5];
             assert_eq!(slots[slot_count - 1], [1, 2, 3, 4, 5]);
         }
-        assert!(Slots::new(0).is_empty());
-        let region = Region::new(3, 200);
+        assert!(Slots::<5>::new(0).is_empty());
+        let region = Region::new::<5>(3, 200);
         // SAFETY: each shard's slots are dropped before others are taken.
-        let take = |shard, slot_count| unsafe { region.slots(shard, slot_count) };
+        let take = |shard, slot_count| unsafe { region.slots::<5>(shard, slot_count) };
         take(1, 100)[99] = [1; 5];
-        assert_eq!(take(1, 200)[98..101], [EMPTY, [1; 5], EMPTY]);
-        assert!(take(0, 200).iter().chain(take(2, 200).iter()).all(|entry| *entry == EMPTY));
-        assert_eq!(Slots::allocated_bytes(100), 4_000);
-        assert_eq!(Slots::allocated_bytes(10_000), 401_408);
+        assert_eq!(take(1, 200)[98..101], [[0; 5], [1; 5], [0; 5]]);
+        assert!(take(0, 200).iter().chain(take(2, 200).iter()).all(|entry| *entry == [0; 5]));
+        assert_eq!(Slots::<5>::allocated_bytes(100), 4_000);
+        assert_eq!(Slots::<5>::allocated_bytes(10_000), 401_408);
     }
 }

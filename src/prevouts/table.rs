@@ -1,4 +1,4 @@
-//! The cached coins in memory: 40 bytes an entry, in shards that grow one at a time and never past the budget.
+//! Cached entries in memory, by their fingerprints: 40 bytes for a coin, in shards that grow one at a time and never past the budget.
 //!
 //! A shard is an array with linear probing, its capacity any number: it grows by a quarter, so that the whole table
 //! never needs more than one shard twice, and memory is touched only as the table fills. How many shards there are and
@@ -7,7 +7,7 @@
 //! after the other are nearly sorted. Deleting shifts the following entries back; there are no tombstones. Nothing
 //! here knows files.
 
-use super::entry::{EMPTY, ENTRY_BYTES, Entry, holds, is_empty, outpoint, pack, tx_num, unpack};
+use super::entry::{Words, empty, holds, is_empty, outpoint, pack, tx_num, unpack};
 use super::slots::{Region, Slots};
 use super::{Coin, Fingerprint};
 
@@ -24,75 +24,61 @@ const SLOTS_FIRST: usize = 16;
 /// average, at 0.875 32, which lie side by side; a look-up that finds its coin 4.5.
 const FILL_64THS: u64 = 56;
 
-/// A coin that the budget leaves no place for.
+/// An entry that the budget leaves no place for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Full;
+pub struct Full;
 
-/// Coins by fingerprint of their outpoints.
+/// Coins by the fingerprints of their outpoints.
+pub type CoinTable = Table<5>;
+
+/// Entries of `N` words by their fingerprints.
 #[derive(Debug)]
-pub(super) struct CoinTable {
-    shards: Box<[Shard]>,
+pub struct Table<const N: usize> {
+    shards: Box<[Shard<N>]>,
     /// Most slots of a shard.
     slots_max: usize,
     coin_count: u64,
     coins_max: u64,
     allocated_bytes: u64,
     /// Entries of a shard that grows in its place.
-    moving: Vec<Entry>,
+    moving: Vec<Words<N>>,
     /// Where the shards lie within a budget; dropped after them.
     region: Option<Region>,
 }
 
 #[derive(Debug)]
-struct Shard {
-    slots: Slots,
+struct Shard<const N: usize> {
+    slots: Slots<N>,
     used: usize,
 }
 
-impl CoinTable {
+impl<const N: usize> Table<N> {
     /// Makes an empty table that never allocates more than `bytes_max`, not even while a shard grows; without a number
     /// it takes what it needs.
-    pub(super) fn new(bytes_max: Option<u64>) -> Self {
+    pub fn new(bytes_max: Option<u64>) -> Self {
         let (shard_count, slots_max, coins_max) = match bytes_max {
             None => (SHARDS_MAX, usize::MAX, u64::MAX),
-            Some(bytes_max) => within(bytes_max),
+            Some(bytes_max) => within(bytes_max, size_of::<Words<N>>() as u64),
         };
         let shards = (0..shard_count).map(|_| Shard { slots: Slots::new(0), used: 0 }).collect();
         let is_bounded = bytes_max.is_some() && slots_max > 0;
-        let region = is_bounded.then(|| Region::new(shard_count as usize, slots_max));
-        CoinTable {
-            shards,
-            slots_max,
-            coin_count: 0,
-            coins_max,
-            allocated_bytes: 0,
-            moving: Vec::new(),
-            region,
-        }
+        let region = is_bounded.then(|| Region::new::<N>(shard_count as usize, slots_max));
+        Table { shards, slots_max, coin_count: 0, coins_max, allocated_bytes: 0, moving: Vec::new(), region }
     }
 
     /// Returns the number of coins in the table.
-    pub(super) fn coin_count(&self) -> u64 {
+    pub fn coin_count(&self) -> u64 {
         self.coin_count
     }
 
     /// Returns how many coins the budget leaves place for.
-    pub(super) fn coins_max(&self) -> u64 {
+    pub fn coins_max(&self) -> u64 {
         self.coins_max
     }
 
     /// Returns the bytes that the slots occupy, used or not.
-    pub(super) fn allocated_bytes(&self) -> u64 {
+    pub fn allocated_bytes(&self) -> u64 {
         self.allocated_bytes
-    }
-
-    /// Adds a coin; returns the one that it overwrites, if there is one (a BIP30 twin).
-    ///
-    /// # Errors
-    /// [`Full`], and nothing has changed.
-    #[inline]
-    pub(super) fn insert(&mut self, outpoint: Fingerprint, coin: &Coin) -> Result<Option<Coin>, Full> {
-        self.insert_entry(&pack(outpoint, coin)).map(|old| old.map(|entry| unpack(&entry)))
     }
 
     /// Adds an entry; returns the one that it overwrites.
@@ -100,7 +86,7 @@ impl CoinTable {
     /// # Errors
     /// [`Full`], and nothing has changed.
     #[inline]
-    pub(super) fn insert_entry(&mut self, entry: &Entry) -> Result<Option<Entry>, Full> {
+    pub(super) fn insert_entry(&mut self, entry: &Words<N>) -> Result<Option<Words<N>>, Full> {
         let (index, fraction) = self.place(entry[0]);
         let shard = &mut self.shards[index];
         if shard.used * 5 >= shard.slots.len() * 4 {
@@ -114,21 +100,22 @@ impl CoinTable {
         Ok(old)
     }
 
-    /// Removes a coin and returns it, or `None` if it is not here.
+    /// Removes an entry and returns it, or `None` if it is not here.
     #[inline]
-    pub(super) fn spend(&mut self, outpoint: Fingerprint) -> Option<Coin> {
+    pub(super) fn remove(&mut self, outpoint: Fingerprint) -> Option<Words<N>> {
         let (index, fraction) = self.place(outpoint.low);
         let shard_count = self.shards.len();
         let entry = self.shards[index].remove(outpoint, fraction, shard_count)?;
         self.coin_count -= 1;
-        Some(unpack(&entry))
+        Some(entry)
     }
 
-    /// Returns whether a coin is here.
-    #[cfg(test)]
-    fn contains(&self, outpoint: Fingerprint) -> bool {
+    /// Returns an entry, or `None` if it is not here.
+    #[inline]
+    pub(super) fn get(&self, outpoint: Fingerprint) -> Option<&Words<N>> {
         let (index, fraction) = self.place(outpoint.low);
-        self.shards[index].find(outpoint, fraction).is_some()
+        let shard = &self.shards[index];
+        Some(&shard.slots[shard.find(outpoint, fraction)?])
     }
 
     /// Asks the processor to fetch the place of an outpoint, so that the look-up that follows does not wait.
@@ -136,7 +123,7 @@ impl CoinTable {
     pub(super) fn prefetch(&self, outpoint: Fingerprint) {
         let (index, fraction) = self.place(outpoint.low);
         let Some(shard) = self.shards.get(index) else { return };
-        let place: *const Entry = shard.slots.as_ptr().wrapping_add(home(fraction, shard.slots.len()));
+        let place: *const Words<N> = shard.slots.as_ptr().wrapping_add(home(fraction, shard.slots.len()));
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a prefetch changes nothing that a program can see, whatever the address.
         unsafe {
@@ -153,7 +140,7 @@ impl CoinTable {
     /// Whatever `each` gives; the table is unchanged.
     pub(super) fn for_each_shard<E>(
         &self,
-        mut each: impl FnMut(&mut Vec<Entry>) -> Result<(), E>,
+        mut each: impl FnMut(&mut Vec<Words<N>>) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut sorted = Vec::new();
         for shard in &self.shards {
@@ -172,7 +159,7 @@ impl CoinTable {
     pub(super) fn remove_older<E>(
         &mut self,
         tx_num_end: i64,
-        mut each: impl FnMut(&mut Vec<Entry>) -> Result<(), E>,
+        mut each: impl FnMut(&mut Vec<Words<N>>) -> Result<(), E>,
     ) -> Result<(), E> {
         let shard_count = self.shards.len();
         let (mut leaving, mut staying) = (Vec::new(), Vec::new());
@@ -208,7 +195,8 @@ impl CoinTable {
                 self.shards.iter().flat_map(|shard| shard.slots.iter()).filter(|e| !is_empty(e)).map(tx_num),
             );
         }
-        let at = (ages.len() / parts.max(1) as usize).min(ages.len().checked_sub(1)?);
+        let count = (ages.len() / parts.max(1) as usize).max(1);
+        let at = (count - 1).min(ages.len().checked_sub(1)?);
         Some(*ages.select_nth_unstable(at).1)
     }
 
@@ -218,10 +206,10 @@ impl CoinTable {
     /// Whatever the entries give; [`Full`] as `Ok(Err(_))`.
     pub(super) fn fill_sorted<E>(
         &mut self,
-        mut next: impl FnMut() -> Result<Option<Entry>, E>,
+        mut next: impl FnMut() -> Result<Option<Words<N>>, E>,
     ) -> Result<Result<(), Full>, E> {
         assert_eq!(self.coin_count, 0, "only an empty table is filled");
-        let mut these: Vec<Entry> = Vec::new();
+        let mut these: Vec<Words<N>> = Vec::new();
         let mut index_of_these = 0;
         loop {
             let entry = next()?;
@@ -272,8 +260,8 @@ impl CoinTable {
         let shard_count = self.shards.len();
         let shard = &mut self.shards[index];
         let Some(region) = &self.region else {
-            self.allocated_bytes -= Slots::allocated_bytes(shard.slots.len());
-            self.allocated_bytes += Slots::allocated_bytes(slot_count);
+            self.allocated_bytes -= Slots::<N>::allocated_bytes(shard.slots.len());
+            self.allocated_bytes += Slots::<N>::allocated_bytes(slot_count);
             let old = std::mem::replace(&mut shard.slots, Slots::new(slot_count));
             shard.used = 0;
             for entry in old.iter().filter(|entry| !is_empty(entry)) {
@@ -287,11 +275,11 @@ impl CoinTable {
         self.moving.extend(shard.slots.iter().filter(|entry| !is_empty(entry)));
         // Touched pages count, but for the last one of a table that has no more.
         let bytes = |slot_count: usize| match shard_count {
-            1 => slot_count as u64 * ENTRY_BYTES,
-            _ => Region::stride_bytes(slot_count) as u64,
+            1 => (slot_count * size_of::<Words<N>>()) as u64,
+            _ => Region::stride_bytes::<N>(slot_count) as u64,
         };
         self.allocated_bytes = self.allocated_bytes - bytes(shard.slots.len()) + bytes(slot_count);
-        shard.slots.fill(EMPTY);
+        shard.slots.fill(empty());
         shard.slots = Slots::new(0);
         // SAFETY: the shard's slots were just given up, and the table drops its shards before its region.
         shard.slots = unsafe { region.slots(index, slot_count) };
@@ -299,15 +287,38 @@ impl CoinTable {
     }
 }
 
-/// Returns number of shards, most slots of each, and most coins of a table within `bytes_max` bytes.
-fn within(bytes_max: u64) -> (u64, usize, u64) {
+impl CoinTable {
+    /// Adds a coin; returns the one that it overwrites, if there is one (a BIP30 twin).
+    ///
+    /// # Errors
+    /// [`Full`], and nothing has changed.
+    #[inline]
+    pub fn insert(&mut self, outpoint: Fingerprint, coin: &Coin) -> Result<Option<Coin>, Full> {
+        self.insert_entry(&pack(outpoint, coin)).map(|old| old.map(|entry| unpack(&entry)))
+    }
+
+    /// Removes a coin and returns it, or `None` if it is not here.
+    #[inline]
+    pub fn spend(&mut self, outpoint: Fingerprint) -> Option<Coin> {
+        self.remove(outpoint).map(|entry| unpack(&entry))
+    }
+
+    /// Returns whether a coin is here.
+    #[cfg(test)]
+    fn contains(&self, outpoint: Fingerprint) -> bool {
+        self.get(outpoint).is_some()
+    }
+}
+
+/// Returns number of shards, most slots of each, and most entries of a table within `bytes_max` bytes.
+fn within(bytes_max: u64, entry_bytes: u64) -> (u64, usize, u64) {
     let is_sharded = bytes_max >= SHARDED_BYTES_MIN;
     let shard_count = if is_sharded { (bytes_max / SHARD_BYTES).min(SHARDS_MAX) } else { 1 };
     // While one shard grows, its entries stand beside it. Arrays take whole pages, but for the only one.
     let slots_max = if shard_count == 1 {
-        (bytes_max / ENTRY_BYTES) as usize
+        (bytes_max / entry_bytes) as usize
     } else {
-        (bytes_max / (shard_count + 1) / PAGE_BYTES * PAGE_BYTES / ENTRY_BYTES) as usize
+        (bytes_max / (shard_count + 1) / PAGE_BYTES * PAGE_BYTES / entry_bytes) as usize
     };
     if slots_max < 2 {
         // Not even one coin and the free slot that ends a search.
@@ -330,10 +341,10 @@ fn home(fraction: u64, slot_count: usize) -> usize {
     ((u128::from(fraction) * slot_count as u128) >> 64) as usize
 }
 
-impl Shard {
+impl<const N: usize> Shard<N> {
     /// Puts the entry in its place; returns the entry with the same fingerprint that stood there.
     #[inline]
-    fn insert(&mut self, entry: &Entry, fraction: u64) -> Option<Entry> {
+    fn insert(&mut self, entry: &Words<N>, fraction: u64) -> Option<Words<N>> {
         let outpoint = outpoint(entry);
         let mut at = home(fraction, self.slots.len());
         loop {
@@ -369,7 +380,7 @@ impl Shard {
     }
 
     #[inline]
-    fn remove(&mut self, outpoint: Fingerprint, fraction: u64, shard_count: usize) -> Option<Entry> {
+    fn remove(&mut self, outpoint: Fingerprint, fraction: u64, shard_count: usize) -> Option<Words<N>> {
         let at = self.find(outpoint, fraction)?;
         let removed = self.slots[at];
         self.close_gap(at, shard_count);
@@ -396,12 +407,12 @@ impl Shard {
                 gap = at;
             }
         }
-        self.slots[gap] = EMPTY;
+        self.slots[gap] = empty();
     }
 
     /// Holds these entries and no others.
-    fn refill(&mut self, entries: &[Entry], shard_count: usize) {
-        self.slots.fill(EMPTY);
+    fn refill(&mut self, entries: &[Words<N>], shard_count: usize) {
+        self.slots.fill(empty());
         self.used = 0;
         for entry in entries {
             self.insert(entry, place(entry[0], shard_count).1);

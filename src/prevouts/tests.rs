@@ -323,7 +323,8 @@ fn settle(set: &mut UtxoSet, facts: &mut Facts) -> Result<(), ConnectError> {
 /// Every coin of a settled set.
 fn coins_of(set: &mut UtxoSet) -> HashMap<Fingerprint, Coin> {
     let mut coins = HashMap::new();
-    set.table
+    set.belt
+        .table
         .for_each_shard(|entries| {
             coins.extend(entries.iter().map(|entry| (outpoint(entry), unpack(entry))));
             Ok::<_, ()>(())

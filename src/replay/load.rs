@@ -116,6 +116,7 @@ fn detail(utxos: &UtxoFigures) -> serde_json::Value {
         "prevouts": utxos.inputs,
         "prevouts_waited": utxos.waited,
         "utxo_settlements": utxos.settlements,
+        "utxo_settlement_seconds": utxos.settling.as_secs_f64(),
         "utxo_evicted": utxos.evicted,
         "utxo_written_bytes": utxos.written_bytes,
         "utxo_read_bytes": utxos.read_bytes,

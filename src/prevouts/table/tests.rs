@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
+use super::super::entry::{ENTRY_BYTES, Entry};
 use super::*;
 
 fn coin(seed: u64) -> Coin {
@@ -31,14 +32,14 @@ fn a_million_coins_without_a_budget_stay_near_forty_bytes_each() {
 
 #[test]
 fn a_budget_gives_these_shards() {
-    assert_eq!(within(0), (1, 0, 0));
-    assert_eq!(within(79), (1, 0, 0));
-    assert_eq!(within(80), (1, 2, 1));
-    assert_eq!(within(400), (1, 10, 8));
-    assert_eq!(within(64 << 10), (1, 1_638, 1_433));
-    assert_eq!(within(1 << 20), (1, 26_214, 22_937));
-    assert_eq!(within(100 << 20), (400, 6_451, 2_257_850));
-    assert_eq!(within(8 << 30), (1_024, 209_510, 187_720_960));
+    assert_eq!(within(0, ENTRY_BYTES), (1, 0, 0));
+    assert_eq!(within(79, ENTRY_BYTES), (1, 0, 0));
+    assert_eq!(within(80, ENTRY_BYTES), (1, 2, 1));
+    assert_eq!(within(400, ENTRY_BYTES), (1, 10, 8));
+    assert_eq!(within(64 << 10, ENTRY_BYTES), (1, 1_638, 1_433));
+    assert_eq!(within(1 << 20, ENTRY_BYTES), (1, 26_214, 22_937));
+    assert_eq!(within(100 << 20, ENTRY_BYTES), (400, 6_451, 2_257_850));
+    assert_eq!(within(8 << 30, ENTRY_BYTES), (1_024, 209_510, 187_720_960));
 }
 
 #[test]
@@ -115,59 +116,6 @@ fn a_table_is_filled_from_its_own_sorted_entries() {
     let mut entries = sorted.iter().copied();
     let mut small = CoinTable::new(Some(1 << 20));
     assert_eq!(small.fill_sorted(|| Ok::<_, ()>(entries.next())), Ok(Err(Full)));
-}
-
-fn rss_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
-}
-
-/// CPU time of this thread: other work on the machine does not count.
-fn cpu_ns() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: fills the structure.
-    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) }, 0);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-}
-
-#[test]
-#[ignore = "needs a process of its own: cargo test --release --lib -- --ignored accounts_for --nocapture"]
-fn the_table_accounts_for_the_memory_it_takes() {
-    for (count, bytes_max) in
-        [(700_000, None), (700_000, Some(40 << 20)), (5_000_000, None), (5_000_000, Some(232 << 20))]
-    {
-        let before = rss_bytes();
-        let mut table = CoinTable::new(bytes_max);
-        let start = cpu_ns();
-        for seed in 0..count {
-            table.insert(scattered(seed), &coin(seed)).unwrap();
-        }
-        let grown_ns = (cpu_ns() - start) / count;
-        let accounted = table.allocated_bytes();
-        let taken = rss_bytes() - before;
-        // As in a replay: blocks of 4,000 spends and inserts, prefetched.
-        let start = cpu_ns();
-        for block in 0..count / 4_000 {
-            let seeds = block * 4_000..(block + 1) * 4_000;
-            for seed in seeds.clone() {
-                table.prefetch(scattered(seed));
-                table.prefetch(scattered(seed + count));
-            }
-            for seed in seeds {
-                assert!(table.spend(scattered(seed)).is_some());
-                table.insert(scattered(seed + count), &coin(seed)).unwrap();
-            }
-        }
-        let churned_ns = (cpu_ns() - start) / count;
-        println!(
-            "{count} coins, budget {bytes_max:?}: {grown_ns} ns an insert growing, {churned_ns} ns a spend and insert, \
-             {accounted} bytes accounted for, {taken} taken"
-        );
-        if count > 1_000_000 {
-            assert!((0.95..1.05).contains(&(taken as f64 / accounted as f64)), "{taken} of {accounted}");
-        }
-    }
 }
 
 proptest! {

@@ -1,0 +1,186 @@
+//! What the benches that need a server stand on: a generated chain that is kept, and a private server of their own.
+//!
+//! In: sizes. Out: a folder of block files, a running server, and a fresh database each time one is asked for. The
+//! server lies in a temporary folder, runs with the settings of the plan, and is stopped when the lab is closed.
+#![allow(dead_code, unreachable_pub, missing_docs)]
+
+pub mod cpu;
+pub mod replayed;
+pub mod round;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use deadpool_postgres::Pool;
+use satgres::chaingen;
+use satgres::config::{LowArgs, Settings};
+use satgres::network::Network;
+use satgres::pg::cluster::{self, Cluster};
+use satgres::pg::schema::{self, Facts};
+use satgres::pg::{objects, pool};
+use satgres::plan::{Phase, Plan};
+use satgres::prevouts::{UtxoLimits, UtxoOptions};
+use satgres::replay::ReplayOptions;
+use satgres::resources::Resources;
+use satgres::rows::Store;
+
+/// Transactions of a block of a generated chain.
+const TXS_PER_BLOCK: u32 = 500;
+/// Blocks before the first that holds as many: too few coins exist.
+const BLOCKS_BEFORE: u64 = 140;
+const CONNECTIONS_MAX: usize = 40;
+
+/// A chain on disk.
+#[derive(Clone, Debug)]
+pub struct Chain {
+    pub dir: PathBuf,
+    pub txs: u64,
+    pub bytes: u64,
+    /// Unspent outputs at the tip.
+    pub coins: u64,
+}
+
+impl Chain {
+    /// Returns a chain of about `txs` transactions, made once and kept in the cache folder.
+    pub fn of(txs: u64) -> anyhow::Result<Chain> {
+        let blocks = (txs / u64::from(TXS_PER_BLOCK) + BLOCKS_BEFORE) as u32;
+        let name = format!("{blocks}x{TXS_PER_BLOCK}-seed1-format{}", chaingen::FORMAT);
+        let options = chaingen::Options {
+            blocks,
+            txs_per_block: TXS_PER_BLOCK,
+            seed: 1,
+            out: cache_dir()?.join("chains").join(name),
+        };
+        eprintln!("chain of {blocks} blocks in {}", options.out.display());
+        std::fs::create_dir_all(&options.out)?;
+        let mix = chaingen::generate(&options)?;
+        Ok(Chain {
+            dir: options.out,
+            txs: mix.transactions + u64::from(blocks) + 1,
+            bytes: mix.bytes,
+            coins: mix.utxo_count,
+        })
+    }
+}
+
+/// The folder for what takes long to make: `SATGRES_CACHE_DIR`, or `satgres` in the user's cache.
+fn cache_dir() -> anyhow::Result<PathBuf> {
+    let under = |name: &str, rest: &str| std::env::var_os(name).map(|dir| PathBuf::from(dir).join(rest));
+    under("SATGRES_CACHE_DIR", "")
+        .or_else(|| under("XDG_CACHE_HOME", "satgres"))
+        .or_else(|| under("HOME", ".cache/satgres"))
+        .context("neither SATGRES_CACHE_DIR nor HOME is set: where should generated chains be kept?")
+}
+
+/// A private server in a temporary folder.
+#[derive(Debug)]
+pub struct Lab {
+    dir: tempfile::TempDir,
+    cluster: Cluster,
+    pub settings: Settings,
+    pub plan: Plan,
+    pub restore_plan: Plan,
+}
+
+impl Lab {
+    /// Makes and starts the server, with the settings of a replay on this machine.
+    pub async fn open() -> anyhow::Result<Lab> {
+        let dir = tempfile::Builder::new().prefix("satgres-bench").tempdir()?;
+        let mut typed = LowArgs::default();
+        for (key, value) in [("network", "regtest"), ("blocks_dir", "/nowhere")] {
+            typed.values.insert(key, value.to_owned());
+        }
+        typed.values.insert("data_dir", dir.path().join("data").display().to_string());
+        let settings = Settings::resolve(&typed)?;
+        let resources = Resources::detect(dir.path());
+        let plan = Plan::new(&resources, Phase::Replay, &settings.overrides());
+        let restore_plan = Plan::new(&resources, Phase::Restore, &settings.overrides());
+        let options = cluster::Options {
+            settings: settings.server_settings(&plan),
+            reconfigure: true,
+            ..settings.cluster_options()
+        };
+        let cluster = Cluster::start(options).await?;
+        Ok(Lab { dir, cluster, settings, plan, restore_plan })
+    }
+
+    /// Returns a pool on a database that is as good as new.
+    pub async fn fresh_database(&self) -> anyhow::Result<Pool> {
+        let mut config = self.cluster.pg_config();
+        config.dbname("postgres");
+        let admin = pool::pool(config, 1)?;
+        let client = admin.get().await?;
+        client.batch_execute(&format!("drop database if exists {} with (force)", cluster::DATABASE)).await?;
+        client.batch_execute(&format!("create database {}", cluster::DATABASE)).await?;
+        let pool = self.pool()?;
+        let mut client = pool.get().await?;
+        let facts = Facts {
+            network: Network::Regtest,
+            store_witness: self.settings.store.witness,
+            store_script_sig: self.settings.store.script_sig,
+        };
+        schema::install(&self.cluster, &mut client, &facts).await?;
+        objects::ensure_parents(&client).await?;
+        client.batch_execute("checkpoint").await?;
+        let _ = std::fs::remove_dir_all(self.coins_dir());
+        drop(client);
+        Ok(pool)
+    }
+
+    /// Returns a pool on the database as it is.
+    pub fn pool(&self) -> anyhow::Result<Pool> {
+        Ok(pool::pool(self.cluster.pg_config(), CONNECTIONS_MAX)?)
+    }
+
+    /// Returns the process id of the server.
+    pub fn postmaster(&self) -> i32 {
+        self.cluster.postmaster().pid
+    }
+
+    /// Returns the connection string of the database.
+    pub fn url(&self) -> String {
+        self.cluster.url()
+    }
+
+    /// Returns the folder of the server's programs.
+    pub fn bin_dir(&self) -> PathBuf {
+        self.cluster.binaries().dir.clone()
+    }
+
+    /// Returns the folder of the UTXO set's files.
+    pub fn coins_dir(&self) -> PathBuf {
+        self.dir.path().join("data/coins")
+    }
+
+    /// Returns the temporary folder.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Returns what a replay of a chain is run with, as the service would on this machine.
+    pub fn replay_options(&self, chain: &Chain, segment_bytes: u64) -> ReplayOptions {
+        ReplayOptions {
+            blocks_dir: chain.dir.clone(),
+            network: Network::Regtest,
+            segment_bytes,
+            batch_bytes: self.settings.replay.batch_bytes,
+            pipeline_bytes: self.plan.pipeline_bytes,
+            threads: self.plan.threads,
+            builds_max: self.restore_plan.builds,
+            build_bytes: self.restore_plan.maintenance_work_mem_bytes,
+            store: Store { witness: true, script_sig: true },
+            utxos: UtxoOptions {
+                dir: self.coins_dir(),
+                cache_bytes_max: Some(self.plan.utxo_cache_bytes),
+                buckets: self.settings.replay.utxo_cache_buckets,
+                limits: UtxoLimits::default(),
+            },
+        }
+    }
+
+    /// Stops the server and removes everything.
+    pub async fn close(self) -> anyhow::Result<()> {
+        Cluster::stop(self.settings.data_dir.clone()).await?;
+        Ok(self.dir.close()?)
+    }
+}
