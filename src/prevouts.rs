@@ -31,7 +31,7 @@ pub use rebuild::{RebuildError, rebuild};
 pub use resolve::{BrokenRule, ConnectError, ResolveError, resolve_batch};
 pub use resume::remove_all;
 pub use sealed::CoinFileError;
-pub use set::{UtxoFigures, UtxoLimits, UtxoOptions, UtxoSet};
+pub use set::{UtxoFigures, UtxoGauges, UtxoLimits, UtxoOptions, UtxoSet};
 pub use waiting::Settled;
 
 /// An unspent output: what a row of `chain.inputs` repeats of it.
