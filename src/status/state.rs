@@ -212,5 +212,7 @@ pub(super) fn path(data_dir: &Path) -> PathBuf {
 /// Now, seconds since 1970.
 #[must_use]
 pub(super) fn now() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    // Whole milliseconds, so that they are short in JSON.
+    since.as_millis() as f64 / 1e3
 }
