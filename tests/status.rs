@@ -101,7 +101,7 @@ fn number(report: &Value, pointer: &str) -> Option<f64> {
 
 #[test]
 fn a_run_is_told_from_before_its_first_second_to_its_end() {
-    let ground = Ground::new(150, 200);
+    let ground = Ground::new(300, 300);
     let satgres = &ground.satgres;
     let nothing = status(satgres);
     assert_eq!((word(&nothing, "/service/state"), word(&nothing, "/server/state")), ("never", "absent"));
@@ -121,17 +121,26 @@ fn a_run_is_told_from_before_its_first_second_to_its_end() {
     assert!(number(&first, "/memory/service_bytes").unwrap() > 1e6);
     signal(run.pid(), libc::SIGCONT);
 
-    let loading = status_when(satgres, "rows are loaded", |report| {
-        report.pointer("/load/done_bytes").and_then(Value::as_f64).is_some_and(|bytes| bytes > 0.0)
+    // While rows are loaded: held again, so that there is time to look.
+    wait_until("rows are loaded", || {
+        let told = fs::read_to_string(satgres.data_dir().join("status.json")).unwrap();
+        let told: Value = serde_json::from_str(&told).unwrap();
+        assert!(told["ended"].is_null(), "it ended before anybody could look: {told:#}");
+        told.pointer("/load/counted/bytes").and_then(Value::as_u64).is_some_and(|bytes| bytes > 0)
     });
+    signal(run.pid(), libc::SIGSTOP);
+    let loading = status(satgres);
     // Readers keep the segment from being attached, but not status from being told.
     let mut holder =
         satgres.start(&["psql", "--", "-c", "begin; lock chain.blocks in share mode; select pg_sleep(300)"]);
+    let locks = "select count(*) from pg_locks where relation = 'chain.blocks'::regclass and mode = 'ShareLock' and granted";
+    wait_until("the table is locked", || satgres.value(locks) == "1");
+    signal(run.pid(), libc::SIGCONT);
     assert_eq!((word(&loading, "/phase/name"), word(&loading, "/phase/step")), ("REINDEX", "loading blocks"));
     assert_eq!((word(&loading, "/server/state"), word(&loading, "/tip/source")), ("up", "files"));
     assert_eq!(
         (number(&loading, "/heights/files"), number(&loading, "/heights/attached")),
-        (Some(150.0), None)
+        (Some(300.0), None)
     );
     assert_eq!(loading["is_ready"], false);
     assert!(number(&loading, "/load/rows_per_second").unwrap() > 0.0);
@@ -147,7 +156,7 @@ fn a_run_is_told_from_before_its_first_second_to_its_end() {
     );
     assert_eq!(
         (number(&restoring, "/segments/attached"), number(&restoring, "/heights/loaded")),
-        (Some(0.0), Some(150.0))
+        (Some(0.0), Some(300.0))
     );
     assert_eq!(number(&restoring, "/indexes/total"), Some(7.0));
     assert!(number(&restoring, "/eta/restore_seconds").is_some() && restoring["load"].is_null());
@@ -159,9 +168,9 @@ fn a_run_is_told_from_before_its_first_second_to_its_end() {
     assert_eq!((number(&ended, "/service/exit_code"), ended["phase"].is_null()), (Some(0.0), true));
     assert_eq!(
         ended["heights"],
-        serde_json::json!({"files": 150, "loading": null, "loaded": 150, "attached": 150})
+        serde_json::json!({"files": 300, "loading": null, "loaded": 300, "attached": 300})
     );
-    let tip = satgres.value("select chain.hash_hex(hash) from chain.blocks where height = 150");
+    let tip = satgres.value("select chain.hash_hex(hash) from chain.blocks where height = 300");
     assert_eq!((word(&ended, "/tip/hash"), word(&ended, "/tip/source")), (tip.as_str(), "database"));
     assert_eq!((&ended["tip"]["is_confirmed_by_node"], &ended["is_ready"]), (&false.into(), &true.into()));
     assert_eq!(
@@ -175,7 +184,7 @@ fn a_run_is_told_from_before_its_first_second_to_its_end() {
     );
     assert!(number(&ended, "/disk/database_bytes").unwrap() > 1e7);
     let shown = text(satgres);
-    assert!(shown.contains(&format!("tip         150 {tip}; no node has confirmed the tip\n")), "{shown}");
+    assert!(shown.contains(&format!("tip         300 {tip}; no node has confirmed the tip\n")), "{shown}");
     assert!(shown.contains("indexes     7 of 7 built\n") && shown.lines().count() <= 24, "{shown}");
 
     an_index_build_is_shown_while_it_runs(satgres);
