@@ -42,6 +42,7 @@ use crate::{
   satgres run --network regtest --blocks-dir DIR   another network, another place
   satgres psql -- -c 'select max(height) from chain.blocks'
   psql \"$(satgres url)\"                            the same, with your own psql
+  satgres status                                   phase, height, time left, what is being built
   satgres pg stop                                  stop the private PostgreSQL
 
 Every option may also stand in config/satgres.toml or in the environment: --data-dir is data_dir or

@@ -267,6 +267,22 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_cannot_be_written_stops_nobody_and_leaves_nothing_half_written() {
+        let temp = tempfile::tempdir().unwrap();
+        let board = Board::default();
+        board.publish(&temp.path().join("none"), Network::Regtest, &[]);
+        board.step(Step::Live);
+        board.ended(&Ok(()), true);
+        // In the file's place stands what no file replaces.
+        std::fs::create_dir(super::super::state::path(temp.path())).unwrap();
+        let board = Board::default();
+        board.publish(temp.path(), Network::Regtest, &[]);
+        board.ended(&Ok(()), true);
+        let names: Vec<_> = temp.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, ["status.json"]);
+    }
+
+    #[test]
     fn a_file_of_another_version_or_half_a_file_is_not_believed() {
         let temp = tempfile::tempdir().unwrap();
         let board = Board::default();

@@ -6,7 +6,7 @@
 use std::{
     fs,
     io::{self, Read as _, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
+    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -200,6 +200,8 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
         _ => {}
     }
     let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
+    // Whoever may enter the directory may read it, whatever the umask.
+    file.set_permissions(fs::Permissions::from_mode(0o644))?;
     file.write_all(bytes)
 }
 
