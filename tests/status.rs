@@ -101,7 +101,7 @@ fn number(report: &Value, pointer: &str) -> Option<f64> {
 
 #[test]
 fn a_run_is_told_from_before_its_first_second_to_its_end() {
-    let ground = Ground::new(300, 300);
+    let ground = Ground::new(0, 0);
     let satgres = &ground.satgres;
     let nothing = status(satgres);
     assert_eq!((word(&nothing, "/service/state"), word(&nothing, "/server/state")), ("never", "absent"));
@@ -111,7 +111,7 @@ fn a_run_is_told_from_before_its_first_second_to_its_end() {
     assert!(!satgres.data_dir().exists(), "to look changes nothing");
 
     // From second 0: the process is held as soon as it has said its first word.
-    let run = ground.start_run(&["--until-synced", "--utxo-cache", "1MiB"]);
+    let run = ground.start_run(&["--until-synced"]);
     wait_until("it says something", || satgres.data_dir().join("status.json").exists());
     signal(run.pid(), libc::SIGSTOP);
     let first = status(satgres);
@@ -121,74 +121,98 @@ fn a_run_is_told_from_before_its_first_second_to_its_end() {
     assert!(number(&first, "/memory/service_bytes").unwrap() > 1e6);
     signal(run.pid(), libc::SIGCONT);
 
-    // While rows are loaded: held again, so that there is time to look.
-    wait_until("rows are loaded", || {
-        let told = fs::read_to_string(satgres.data_dir().join("status.json")).unwrap();
-        let told: Value = serde_json::from_str(&told).unwrap();
-        assert!(told["ended"].is_null(), "it ended before anybody could look: {told:#}");
-        told.pointer("/load/counted/bytes").and_then(Value::as_u64).is_some_and(|bytes| bytes > 0)
-    });
-    signal(run.pid(), libc::SIGSTOP);
-    let loading = status(satgres);
-    // Readers keep the segment from being attached, but not status from being told.
-    let mut holder =
-        satgres.start(&["psql", "--", "-c", "begin; lock chain.blocks in share mode; select pg_sleep(300)"]);
-    let locks = "select count(*) from pg_locks where relation = 'chain.blocks'::regclass and mode = 'ShareLock' and granted";
-    wait_until("the table is locked", || satgres.value(locks) == "1");
-    signal(run.pid(), libc::SIGCONT);
-    assert_eq!((word(&loading, "/phase/name"), word(&loading, "/phase/step")), ("REINDEX", "loading blocks"));
-    assert_eq!((word(&loading, "/server/state"), word(&loading, "/tip/source")), ("up", "files"));
+    let genesis = status_when(satgres, "it ends", |report| word(report, "/service/state") == "finished");
     assert_eq!(
-        (number(&loading, "/heights/files"), number(&loading, "/heights/attached")),
-        (Some(300.0), None)
+        (number(&genesis, "/tip/height"), number(&genesis, "/segments/planned")),
+        (Some(0.0), Some(1.0))
     );
-    assert_eq!(loading["is_ready"], false);
-    assert!(number(&loading, "/load/rows_per_second").unwrap() > 0.0);
-    assert!(number(&loading, "/eta/load_seconds").unwrap() > 0.0);
-    assert!(number(&loading, "/utxo_cache/used_bytes").unwrap() <= f64::from(1 << 20));
 
+    a_load_and_a_restore_are_told(&ground);
+    an_index_build_is_shown_while_it_runs(satgres);
+    refused_blocks_and_reorgs_are_told(satgres);
+}
+
+/// A session that holds a table, so that writers of it wait while there is time to look; reading it is not hindered.
+fn hold(satgres: &Satgres, table: &str) -> Child {
+    let sql = format!("begin; lock {table} in share mode; select pg_sleep(300)");
+    let holder = satgres.start(&["psql", "--", "-c", &sql]);
+    let locks = format!(
+        "select count(*) from pg_locks where relation = '{table}'::regclass and mode = 'ShareLock' and granted"
+    );
+    wait_until("the table is held", || satgres.value(&locks) == "1");
+    holder
+}
+
+fn release(satgres: &Satgres, table: &str, mut holder: Child) {
+    let sql = format!(
+        "select pg_terminate_backend(pid) from pg_stat_activity where query like 'begin; lock {table} %'"
+    );
+    assert_eq!(satgres.psql(&sql), [["t"]]);
+    holder.wait().unwrap();
+}
+
+/// Two segments above genesis: the load waits when the first is full, then the restore before it attaches.
+fn a_load_and_a_restore_are_told(ground: &Ground) {
+    let satgres = &ground.satgres;
+    let (jobs, blocks) = (hold(satgres, "ops.index_jobs"), hold(satgres, "chain.blocks"));
+    fs::remove_dir_all(ground.blocks_dir()).unwrap();
+    let out = ground.blocks_dir();
+    chaingen::generate(&Options { blocks: 150, txs_per_block: 200, seed: 1, out }).unwrap();
+    let _run = ground.start_run(&["--until-synced", "--segment-bytes", "3000000", "--utxo-cache", "1MiB"]);
+
+    let full = |report: &Value| {
+        report.pointer("/heights/loading").and_then(Value::as_u64).is_some_and(|height| height > 0)
+            && report.pointer("/load/rows_per_second").and_then(Value::as_f64).is_some_and(|rate| rate > 0.0)
+    };
+    let loading = status_when(satgres, "rows are loaded", full);
+    assert_eq!((word(&loading, "/phase/name"), word(&loading, "/phase/step")), ("REINDEX", "loading blocks"));
+    assert_eq!((word(&loading, "/server/state"), word(&loading, "/tip/source")), ("up", "database"));
+    assert_eq!(number(&loading, "/heights/files"), Some(150.0));
+    assert_eq!(
+        (number(&loading, "/heights/loaded"), number(&loading, "/heights/attached")),
+        (Some(0.0), Some(0.0))
+    );
+    let segments = serde_json::json!({"planned": 3, "loading": 1, "loaded": 1, "attached": 1});
+    assert_eq!(loading["segments"], segments);
+    assert!(number(&loading, "/load/done_bytes").unwrap() < number(&loading, "/load/total_bytes").unwrap());
+    assert!(number(&loading, "/eta/load_seconds").unwrap() > 0.0, "{loading:#}");
+    assert!(number(&loading, "/eta/restore_seconds").unwrap() > 0.0, "{loading:#}");
+    assert!(number(&loading, "/utxo_cache/used_bytes").unwrap() <= f64::from(1 << 20));
+    let shown = text(satgres);
+    assert!(shown.contains("\nrates  ") && shown.contains(" to load, then about "), "{shown}");
+
+    release(satgres, "ops.index_jobs", jobs);
     let restoring =
         status_when(satgres, "all rows are loaded", |report| word(report, "/phase/name") == "RESTORE");
     assert_eq!(word(&restoring, "/phase/step"), "creating indexes and constraints as needed");
+    let segments = serde_json::json!({"planned": 3, "loading": 0, "loaded": 3, "attached": 1});
+    assert_eq!(restoring["segments"], segments);
     assert_eq!(
-        (number(&restoring, "/segments/planned"), number(&restoring, "/segments/loaded")),
-        (Some(1.0), Some(1.0))
+        (number(&restoring, "/heights/loaded"), number(&restoring, "/heights/attached")),
+        (Some(150.0), Some(0.0))
     );
-    assert_eq!(
-        (number(&restoring, "/segments/attached"), number(&restoring, "/heights/loaded")),
-        (Some(0.0), Some(300.0))
-    );
-    assert_eq!(number(&restoring, "/indexes/total"), Some(7.0));
+    assert_eq!(number(&restoring, "/indexes/total"), Some(21.0));
     assert!(number(&restoring, "/eta/restore_seconds").is_some() && restoring["load"].is_null());
-    holder.kill().unwrap();
-    holder.wait().unwrap();
-    satgres.command(&["psql", "--", "-c", "select pg_terminate_backend(pid) from pg_stat_activity where query like '%pg_sleep%' and pid <> pg_backend_pid()"]);
 
+    release(satgres, "chain.blocks", blocks);
     let ended = status_when(satgres, "it ends", |report| word(report, "/service/state") == "finished");
     assert_eq!((number(&ended, "/service/exit_code"), ended["phase"].is_null()), (Some(0.0), true));
-    assert_eq!(
-        ended["heights"],
-        serde_json::json!({"files": 300, "loading": null, "loaded": 300, "attached": 300})
-    );
-    let tip = satgres.value("select chain.hash_hex(hash) from chain.blocks where height = 300");
+    let heights = serde_json::json!({"files": 150, "loading": null, "loaded": 150, "attached": 150});
+    assert_eq!(ended["heights"], heights);
+    let tip = satgres.value("select chain.hash_hex(hash) from chain.blocks where height = 150");
     assert_eq!((word(&ended, "/tip/hash"), word(&ended, "/tip/source")), (tip.as_str(), "database"));
     assert_eq!((&ended["tip"]["is_confirmed_by_node"], &ended["is_ready"]), (&false.into(), &true.into()));
-    assert_eq!(
-        ended["segments"],
-        serde_json::json!({"planned": 1, "loading": 0, "loaded": 1, "attached": 1})
-    );
-    assert_eq!(ended["constraints"], serde_json::json!({"total": 3, "validated": 0, "failed": 0}));
+    let segments = serde_json::json!({"planned": 3, "loading": 0, "loaded": 3, "attached": 3});
+    assert_eq!(ended["segments"], segments);
+    assert_eq!(ended["constraints"], serde_json::json!({"total": 9, "validated": 0, "failed": 0}));
     assert_eq!(
         (number(&ended, "/indexes/done"), number(&ended, "/indexes/done_ratio")),
-        (Some(7.0), Some(1.0))
+        (Some(21.0), Some(1.0))
     );
     assert!(number(&ended, "/disk/database_bytes").unwrap() > 1e7);
     let shown = text(satgres);
-    assert!(shown.contains(&format!("tip         300 {tip}; no node has confirmed the tip\n")), "{shown}");
-    assert!(shown.contains("indexes     7 of 7 built\n") && shown.lines().count() <= 24, "{shown}");
-
-    an_index_build_is_shown_while_it_runs(satgres);
-    refused_blocks_and_reorgs_are_told(satgres);
+    assert!(shown.contains(&format!("tip         150 {tip}; no node has confirmed the tip\n")), "{shown}");
+    assert!(shown.contains("indexes     21 of 21 built\n") && shown.lines().count() <= 24, "{shown}");
 }
 
 /// An index that takes seconds, built by a statement like the service's own.
@@ -207,10 +231,13 @@ fn an_index_build_is_shown_while_it_runs(satgres: &Satgres) {
     assert_eq!(word(&building, "/indexes/running/0/name"), "slow_0009_n_idx");
     assert_eq!(
         (number(&building, "/indexes/total"), number(&building, "/indexes/done")),
-        (Some(8.0), Some(7.0))
+        (Some(22.0), Some(21.0))
     );
     let shown = text(satgres);
-    assert!(shown.contains(" slow_0009_n_idx, ") && shown.contains("indexes     7 of 8 built, "), "{shown}");
+    assert!(
+        shown.contains(" slow_0009_n_idx, ") && shown.contains("indexes     21 of 22 built, "),
+        "{shown}"
+    );
     builder.kill().unwrap();
     builder.wait().unwrap();
     let clear = "select pg_cancel_backend(pid) from pg_stat_activity where query like 'create index%';
@@ -379,4 +406,25 @@ fn another_user_is_told_what_that_user_may_see() {
     assert_eq!((word(&report, "/service/state"), word(&report, "/server/state")), ("finished", "unknown"));
     assert_eq!(number(&report, "/heights/attached"), Some(5.0));
     assert!(word(&report, "/notes/0").contains("cannot look into"), "{report:#}");
+}
+
+#[test]
+fn from_another_container_neither_service_nor_server_is_told_to_be_down() {
+    if !is_root() {
+        eprintln!("SKIPPED: only root can make a container");
+        return;
+    }
+    let ground = Ground::new(5, 1);
+    let _run = ground.start_run(&[]);
+    status_when(&ground.satgres, "it is LIVE", |report| word(report, "/phase/name") == "LIVE");
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--mount-proc", env!("CARGO_BIN_EXE_satgres"), "status", "--json"]);
+    let output = command.arg("--data-dir").arg(ground.satgres.data_dir()).output().unwrap();
+    if !output.status.success() {
+        eprintln!("SKIPPED: no container can be made: {}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((word(&report, "/service/state"), word(&report, "/server/state")), ("unseen", "up"));
+    assert_eq!((word(&report, "/phase/name"), number(&report, "/heights/attached")), ("LIVE", Some(5.0)));
 }

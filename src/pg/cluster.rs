@@ -43,7 +43,7 @@ use self::{
     lock::lock,
 };
 pub use self::{
-    glance::{Glance, glance, major_version},
+    glance::{Glance, glance, major_version, system_identifier},
     lock::ServiceLock,
     postmaster::Postmaster,
 };

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use tokio_postgres::{Client, NoTls, error::SqlState};
 
 use super::process;
-use crate::pg::cluster::{Glance, Postmaster, glance, major_version};
+use crate::pg::cluster::{Glance, Postmaster, glance, major_version, system_identifier};
 
 /// What can be said of the server.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -39,6 +39,7 @@ pub(super) struct Answer {
 /// Looks at the server and connects to it if it answers within `patience`.
 pub(super) async fn look(data_dir: &Path, patience: Duration) -> Answer {
     let mut report = ServerReport { state: "down", ..ServerReport::default() };
+    let mut unseen = None;
     let (pid, socket, is_ready) = match glance(data_dir) {
         Glance::Absent => {
             report.state = "absent";
@@ -49,6 +50,10 @@ pub(super) async fn look(data_dir: &Path, patience: Duration) -> Answer {
             return Answer { report, family: None, client: None };
         }
         Glance::Down => (None, None, false),
+        Glance::Unseen(socket) => {
+            unseen = Some(socket);
+            (None, None, false)
+        }
         Glance::Running { pid, socket, is_ready } => (Some(pid), socket, is_ready),
     };
     report.pid = pid;
@@ -69,7 +74,23 @@ pub(super) async fn look(data_dir: &Path, patience: Duration) -> Answer {
             }
         }
     }
+    // In another container: what answers at the socket is asked who it is.
+    if let Some(socket) = unseen
+        && let Ok(connected) = connect(Some(&socket), patience).await
+        && is_server_of(data_dir, &connected, patience).await
+    {
+        report.state = "up";
+        client = Some(connected);
+    }
     Answer { report, family, client }
+}
+
+/// Whether the server is that of the data directory.
+async fn is_server_of(data_dir: &Path, client: &Client, patience: Duration) -> bool {
+    let sql = "select system_identifier from pg_control_system()";
+    let Ok(Ok(row)) = timeout(patience, client.query_one(sql, &[])).await else { return false };
+    // SQL knows no unsigned number.
+    system_identifier(data_dir) == Some(row.get::<_, i64>(0) as u64)
 }
 
 enum Refusal {

@@ -3,7 +3,11 @@
 //! In: a data directory, which may belong to somebody else. Out: what can be seen of the server. Called by `satgres
 //! status`; it must never start anything.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs,
+    io::{self, Read as _},
+    path::Path,
+};
 
 use super::{DATABASE, Postmaster, USER, account::Account, postmaster};
 
@@ -23,6 +27,8 @@ pub enum Glance {
         /// Whether it said that it is ready.
         is_ready: bool,
     },
+    /// Its process is not there: it was killed, or it runs in another container and answers at this socket.
+    Unseen(Postmaster),
     /// We may not look, and why.
     Closed(String),
 }
@@ -41,8 +47,9 @@ pub fn glance(data_dir: &Path) -> Glance {
         Err(error) => return Glance::Closed(error.to_string()),
     };
     match postmaster::glance(&pg_dir, &account) {
-        Ok(None) => Glance::Down,
-        Ok(Some((pid, socket, is_ready))) => Glance::Running { pid, socket, is_ready },
+        Ok(Some((Some(pid), socket, is_ready))) => Glance::Running { pid, socket, is_ready },
+        Ok(Some((None, Some(socket), _))) => Glance::Unseen(socket),
+        Ok(Some((None, None, _)) | None) => Glance::Down,
         Err(error) => Glance::Closed(error.to_string()),
     }
 }
@@ -52,6 +59,14 @@ pub fn glance(data_dir: &Path) -> Glance {
 pub fn major_version(data_dir: &Path) -> Option<String> {
     let text = fs::read_to_string(data_dir.join("pg/PG_VERSION")).ok()?;
     Some(text.trim().to_owned())
+}
+
+/// The number that initdb gave the cluster, as `pg_control_system()` tells it: the first eight bytes of its control file.
+#[must_use]
+pub fn system_identifier(data_dir: &Path) -> Option<u64> {
+    let mut bytes = [0; 8];
+    fs::File::open(data_dir.join("pg/global/pg_control")).ok()?.read_exact(&mut bytes).ok()?;
+    Some(u64::from_ne_bytes(bytes))
 }
 
 impl Postmaster {
