@@ -42,6 +42,7 @@ use crate::{
   satgres run --network regtest --blocks-dir DIR   another network, another place
   satgres psql -- -c 'select max(height) from chain.blocks'
   psql \"$(satgres url)\"                            the same, with your own psql
+  satgres status                                   phase, height, time left, what is being built
   satgres pg stop                                  stop the private PostgreSQL
 
 Every option may also stand in config/satgres.toml or in the environment: --data-dir is data_dir or
@@ -121,6 +122,21 @@ Standard output and the exit code are psql's own: 0 success, 1 a fatal error of 
   satgres chaingen --blocks 1000 --txs-per-block 100 --seed 1 --out /tmp/chain
   satgres run --network regtest --blocks-dir /tmp/chain --data-dir /tmp/satgres --until-synced")]
     Chaingen(ChaingenArgs),
+    /// Show what the service, its PostgreSQL and the chain in it are doing; starts nothing and waits for nobody
+    ///
+    /// True at any moment: while blocks are loaded, while the database is down or recovers, after a kill.
+    #[command(after_help = "Examples:
+  satgres status
+  watch satgres status
+  satgres status --json | jq .eta.total_seconds
+
+docs/status.md tells the keys of the JSON. The exit code is 0 whenever the state could be told, whatever it is, 1
+where the data directory may not be looked into.")]
+    Status {
+        /// Print one JSON object instead: bytes, seconds, stable keys
+        #[arg(long)]
+        json: bool,
+    },
     /// Show who gets which memory in each phase, and why; also for another machine
     ///
     /// Three share the memory: PostgreSQL, the caches of satgres, and the page cache. `satgres run` gives the private
@@ -278,6 +294,7 @@ fn dispatch(cli: Cli) -> Result<(), Error> {
         Command::Config(_) => print_config(&settings),
         Command::Tune(args) => tune(&settings, &args),
         Command::Run(_) => block_on(service::run(&settings)),
+        Command::Status { json } => block_on(status(&settings, json)),
         Command::Verify(args) => block_on(verify(&settings, &args)),
         Command::Chaingen(args) => chaingen(&args),
         Command::Psql { args } => psql(&settings, &args),
@@ -288,6 +305,16 @@ fn dispatch(cli: Cli) -> Result<(), Error> {
         Command::Pg { command: PgCommand::Start } => block_on(start(&settings)).map(|_| ()),
         Command::Pg { command: PgCommand::Stop } => block_on(stop(&settings)),
     }
+}
+
+/// `satgres status`: the report goes to standard output.
+async fn status(settings: &Settings, json: bool) -> Result<(), Error> {
+    let report = crate::status::collect(&settings.data_dir).await?;
+    if json {
+        let text = serde_json::to_string_pretty(&report).expect("a report has text keys only");
+        return print(&format!("{text}\n"));
+    }
+    print(&crate::status::render(&report))
 }
 
 /// `satgres verify`: what was found goes to standard output.

@@ -8,7 +8,7 @@
 //! 4. [`rows`] encodes the rows of every table, on threads;
 //! 5. [`pg`] copies them into segments, restores indexes and constraints, attaches;
 //! 6. [`replay`] is the main path that calls all these; [`profile`] tells how long each phase took;
-//! 7. [`verify`] proves that the result is what it should be.
+//! 7. [`verify`] proves that the result is what it should be; [`status`] tells how far all that is.
 
 pub mod cli;
 pub mod config;
@@ -26,6 +26,7 @@ pub mod replay;
 pub mod rows;
 pub mod service;
 pub mod source;
+pub mod status;
 pub mod verify;
 
 pub mod chaingen;

@@ -1,6 +1,7 @@
 //! PostgreSQL: the private server, its settings, connections, schema and declared objects; segments and what fills them.
 
 pub mod binaries;
+pub mod builds;
 pub mod cluster;
 pub mod conf;
 pub mod copy;

@@ -178,6 +178,22 @@ impl Plan {
         )
     }
 
+    /// The service's own share of the memory, bytes.
+    #[must_use]
+    pub fn service_bytes(&self) -> u64 {
+        self.bytes_of(&["UTXO cache", "TxNumCache", "pipeline", "coin files", "satgres itself"])
+    }
+
+    /// The server's share, bytes; 0 on another host.
+    #[must_use]
+    pub fn server_bytes(&self) -> u64 {
+        self.bytes_of(&["shared buffers", "connections", "sorts and hashes", "index builds", "autovacuum"])
+    }
+
+    fn bytes_of(&self, names: &[&str]) -> u64 {
+        shares::sum(self.parts.iter().filter(|part| names.contains(&part.name)).map(|part| part.bytes))
+    }
+
     /// The settings of the server, for its configuration file.
     #[must_use]
     pub fn settings(&self) -> Vec<Setting> {

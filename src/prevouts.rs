@@ -32,7 +32,7 @@ pub use rebuild::{RebuildError, rebuild};
 pub use resolve::{BrokenRule, ConnectError, ResolveError, resolve_batch};
 pub use resume::remove_all;
 pub use sealed::CoinFileError;
-pub use set::{UtxoFigures, UtxoLimits, UtxoOptions, UtxoSet};
+pub use set::{UtxoFigures, UtxoGauges, UtxoLimits, UtxoOptions, UtxoSet};
 pub use table::{CoinTable, Full, Table};
 pub use txnum_cache::TxNumCache;
 pub use waiting::Settled;

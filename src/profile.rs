@@ -17,6 +17,8 @@ use std::{
 use tokio_postgres::Client;
 use tracing::info;
 
+use crate::status::Board;
+
 /// The clock of one run of the service.
 #[derive(Debug, Clone)]
 pub struct Profile {
@@ -26,6 +28,7 @@ pub struct Profile {
     started: SystemTime,
     /// Whether lines also go to the log.
     log_too: bool,
+    board: Board,
 }
 
 /// A phase that has begun.
@@ -78,13 +81,25 @@ impl Profile {
     pub fn start() -> Profile {
         let (stdout, stderr) = (std::io::stdout(), std::io::stderr());
         let log_too = !stderr.is_terminal() && !is_same_file(&stdout, &stderr);
-        Profile { is_quiet: false, start: Instant::now(), started: SystemTime::now(), log_too }
+        Profile {
+            is_quiet: false,
+            start: Instant::now(),
+            started: SystemTime::now(),
+            log_too,
+            board: Board::default(),
+        }
     }
 
     /// Starts the clock of a run that prints nothing: phases are only recorded.
     #[must_use]
     pub fn quiet() -> Profile {
         Profile { is_quiet: true, ..Profile::start() }
+    }
+
+    /// What `satgres status` is told of the run.
+    #[must_use]
+    pub fn board(&self) -> &Board {
+        &self.board
     }
 
     /// Start of the run, microseconds since 1970: its number in `ops.phases`.
@@ -275,8 +290,7 @@ mod tests {
 
     #[test]
     fn a_phase_is_a_row_of_its_own_time() {
-        let profile =
-            Profile { is_quiet: false, start: Instant::now(), started: SystemTime::now(), log_too: false };
+        let profile = Profile { log_too: false, ..Profile::start() };
         let phase = profile.phase();
         let began = Instant::now();
         let mut spun = 0_u64;

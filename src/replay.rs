@@ -11,6 +11,7 @@ mod late;
 pub mod load;
 pub mod pipeline;
 pub mod progress;
+pub mod rates;
 pub mod reader;
 pub mod reconcile;
 mod resolver;
@@ -40,6 +41,7 @@ use crate::prevouts::{CoinFileError, RebuildError, UtxoOptions, UtxoSet};
 use crate::profile::{Figures, Profile};
 use crate::rows::Store;
 use crate::source::{BlockFiles, HeaderTree, ScannedHeaders, SourceError};
+use crate::status::Step;
 
 /// What a replay is run with.
 #[derive(Clone, Debug)]
@@ -139,6 +141,7 @@ pub async fn run(
     profile: &Profile,
 ) -> Result<Outcome, ReplayError> {
     // 1. What blocks are there, in the files and in the database?
+    profile.board().step(Step::Compare);
     let mut client = pool.get().await.map_err(pool::Error::from)?;
     let held = reconcile::held_blocks(&client).await?;
     let files = Arc::new(found.files);
@@ -162,6 +165,7 @@ pub async fn run(
 
         // 4. Resume the UTXO set, or rebuild it: then what an earlier run loaded must be attached before.
         let segments = missing_segments(&chain, &present, options);
+        profile.board().planned(&chain, &present, &segments);
         let mut set = None;
         if let Some(first) = segments.first() {
             let height_first = *first.heights.start();
@@ -282,12 +286,13 @@ async fn load_and_restore(
     // In this order: when the list of segments ends, all cores must be known to be free.
     let _ = builds_sender.send(options.builds_max);
     drop(loaded);
+    profile.board().step(Step::Restore);
     let phase = profile.phase();
     if is_loading {
         let what = "Entering LIVE sync, creating indexes/constraints as needed";
         profile.reached(what, Figures::default()).record(&client).await;
     }
-    let display = show_builds(pool.clone());
+    let display = show_builds(pool.clone(), options.builds_max);
     let restored = wait_for(restoring).await;
     drop(display);
     let ended = ended?;
@@ -301,7 +306,7 @@ async fn load_and_restore(
 }
 
 /// While rows are loaded the cores are busy; one build at a time keeps the indexes coming.
-fn builds_while_loading(builds_max: usize) -> usize {
+pub(crate) fn builds_while_loading(builds_max: usize) -> usize {
     (builds_max / 2).max(1)
 }
 
@@ -325,12 +330,14 @@ async fn load(
     let height_first = segments.first().map_or(0, |segment| *segment.heights.start());
     let height_last = segments.last().map_or(height_first, |segment| *segment.heights.end());
     let progress = Progress::new(height_first, height_last, bytes_total);
+    profile.board().load(&progress);
     let pipeline_options = PipelineOptions {
         threads: options.threads,
         batch_bytes: options.batch_bytes,
         pipeline_bytes: options.pipeline_bytes,
         store: options.store,
         network: options.network,
+        progress: Arc::clone(&progress),
     };
     let mut pipeline = Pipeline::start(chain, segments.clone(), set, &pipeline_options);
     let display = show_load(&progress);
@@ -399,6 +406,7 @@ pub async fn analyze(pool: &Pool, profile: &Profile) -> Result<(), ReplayError> 
     if !client.query_one(is_due, &[]).await.map_err(server)?.get::<_, bool>(0) {
         return Ok(());
     }
+    profile.board().step(Step::Analyze);
     let phase = profile.phase();
     let tables = crate::rows::Table::ALL.map(|table| async move {
         let client = pool.get().await.map_err(pool::Error::from)?;

@@ -129,6 +129,12 @@ impl fmt::Display for Resources {
     }
 }
 
+/// Bytes that may still be written where `path` is or will be.
+#[must_use]
+pub fn free_bytes(path: &Path) -> Option<u64> {
+    disk::free_bytes(path).map(|found| found.value)
+}
+
 /// Writes a size for people: exact where whole MiB or less than one, else in MiB, rounded down.
 #[must_use]
 pub fn about(bytes: u64) -> String {

@@ -17,6 +17,7 @@ use crate::profile::{Figures, Profile};
 use crate::replay::{self, FoundBlocks, ReplayOptions};
 use crate::resources::Resources;
 use crate::rows::Store;
+use crate::status::Step;
 use crate::verify::{Check, TableDigest, UtxoSetInfo};
 
 /// Connections at most: four fill tables, two build indexes a core, the others control.
@@ -29,17 +30,32 @@ const CONNECTIONS_MAX: usize = 40;
 pub async fn run(settings: &Settings) -> Result<(), Error> {
     let profile = Profile::start();
     let _at_work = ServiceLock::take(&settings.data_dir)?;
+    let ended = serve(settings, &profile).await;
+    profile.board().ended(&ended, settings.until_synced);
+    ended
+}
+
+/// What [`run`] does once it alone is at work.
+async fn serve(settings: &Settings, profile: &Profile) -> Result<(), Error> {
     let plans = Plans::new(settings);
+    profile.board().publish(
+        &settings.data_dir,
+        settings.network,
+        &[&plans.replay, &plans.restore, &plans.live],
+    );
     let found = replay::scan(&replay_options(settings, &plans)).await?;
     plans.log();
     let options = cluster::Options { reconfigure: true, ..settings.cluster_options() };
+    profile.board().step(Step::StartServer);
     let mut cluster = Cluster::start(options).await?;
+    profile.board().server(cluster.postmaster().pid);
     let pool = pool::pool(cluster.pg_config(), CONNECTIONS_MAX)?;
+    profile.board().step(Step::Install);
     install(&cluster, &pool, settings).await?;
 
     let ending = signal();
     let synced = tokio::select! {
-        synced = sync(&mut cluster, &pool, found, settings, &plans, &profile) => synced.map(Some),
+        synced = sync(&mut cluster, &pool, found, settings, &plans, profile) => synced.map(Some),
         () = ending => Ok(None),
     };
     if synced?.is_none() {
@@ -63,7 +79,10 @@ async fn sync(
 ) -> Result<(), Error> {
     let outcome = replay::run(pool, found, &replay_options(settings, plans), profile).await?;
     replay::analyze(pool, profile).await?;
+    profile.board().step(Step::EnterLive);
     enter_live(cluster, pool, settings, plans).await?;
+    profile.board().server(cluster.postmaster().pid);
+    profile.board().step(Step::Live);
     let client = pool.get().await.map_err(pool::Error::from)?;
     let figures = Figures { height: Some(outcome.tip_height), ..Figures::default() };
     profile.reached("Entered LIVE sync from start state", figures).record(&client).await;

@@ -7,6 +7,7 @@ use satgres::chain::batch::Overwritten;
 use satgres::pg::segments::Counts;
 use satgres::prevouts::{FingerprintKey, UtxoOptions, UtxoSet};
 use satgres::replay::pipeline::{Item, Pipeline, PipelineOptions};
+use satgres::replay::progress::Progress;
 use satgres::replay::schedule::{self, Segment};
 use satgres::replay::{self, ReplayOptions};
 use satgres::rows::Table;
@@ -43,6 +44,7 @@ impl ReadyRows {
             pipeline_bytes: options.pipeline_bytes,
             store: options.store,
             network: options.network,
+            progress: Progress::new(0, chain.active.tip_height(), 0),
         };
         let set = UtxoSet::new(utxos, FingerprintKey::random()?);
         let mut pipeline = Pipeline::start(&chain, segments.clone(), set, &pipeline_options);

@@ -16,6 +16,7 @@
 mod account;
 mod data_dir;
 mod files;
+mod glance;
 mod initdb;
 mod lock;
 mod postmaster;
@@ -41,7 +42,11 @@ use self::{
     initdb::{initdb, version_of},
     lock::lock,
 };
-pub use self::{lock::ServiceLock, postmaster::Postmaster};
+pub use self::{
+    glance::{Glance, glance, major_version, system_identifier},
+    lock::ServiceLock,
+    postmaster::Postmaster,
+};
 use super::{
     binaries::{self, Binaries},
     conf::{self, Setting},
@@ -225,14 +230,8 @@ impl Cluster {
     /// The same as a value for tokio-postgres; the application name is set.
     #[must_use]
     pub fn pg_config(&self) -> tokio_postgres::Config {
-        let mut config = tokio_postgres::Config::new();
-        config
-            .host_path(&self.postmaster.socket_dir)
-            .port(self.postmaster.port)
-            .user(USER)
-            .dbname(DATABASE)
-            .application_name("satgres")
-            .connect_timeout(Duration::from_secs(30));
+        let mut config = self.postmaster.pg_config();
+        config.application_name("satgres").connect_timeout(Duration::from_secs(30));
         config
     }
 

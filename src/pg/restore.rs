@@ -236,6 +236,7 @@ async fn attach(pool: &Pool, segment: &SegmentRow, profile: &Profile) -> Result<
         .await
         .map_err(server)?;
     transaction.commit().await.map_err(server)?;
+    profile.board().attached(segment.height_last);
     let figures = Figures {
         height: Some(segment.height_last),
         blocks: Some(u64::from(segment.height_last - segment.height_first) + 1),

@@ -365,3 +365,13 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn every_part_is_the_services_the_servers_or_the_systems() {
+    for phase in Phase::ALL {
+        let plan = Plan::new(&machine(16_384, 8, DiskKind::Ssd), phase, &Overrides::default());
+        let rest = plan.parts.iter().filter(|part| ["system", "page cache"].contains(&part.name));
+        let rest: u64 = rest.map(|part| part.bytes).sum();
+        assert_eq!(plan.service_bytes() + plan.server_bytes() + rest, plan.ram_bytes, "{phase}");
+    }
+}

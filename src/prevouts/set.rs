@@ -103,6 +103,34 @@ impl UtxoFigures {
     }
 }
 
+/// How the set stands now, and how often its cache had the coin since it was made or resumed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct UtxoGauges {
+    /// Coins in the cache.
+    pub cache_coins: u64,
+    /// Bytes of the cache.
+    pub cache_bytes: u64,
+    /// Most bytes of the cache; `None` without a bound.
+    pub cache_bytes_max: Option<u64>,
+    /// Inputs that spend something.
+    pub inputs: u64,
+    /// Of these, the ones whose coin was not in the cache.
+    pub waited: u64,
+    /// Spends that wait for their coins now.
+    pub waiting: u64,
+    /// Coin runs.
+    pub runs: u64,
+    /// Entries in them.
+    pub run_coins: u64,
+}
+
+impl UtxoGauges {
+    /// Returns the share of inputs whose coin the cache had, 0 to 1.
+    pub fn hit_ratio(&self) -> Option<f64> {
+        UtxoFigures { inputs: self.inputs, waited: self.waited, ..UtxoFigures::default() }.hit_ratio()
+    }
+}
+
 /// Why a spend has no coin yet.
 #[derive(Debug)]
 pub(super) enum Absent {
@@ -129,6 +157,8 @@ pub struct UtxoSet {
     /// Twins' outputs whose earlier twin may lie in a run: outpoint, transaction, index.
     unsettled: Vec<(Fingerprint, i64, u32)>,
     figures: UtxoFigures,
+    /// Inputs, and those that waited, before the last figures were taken.
+    told: (u64, u64),
 }
 
 impl UtxoSet {
@@ -146,6 +176,7 @@ impl UtxoSet {
             vins: Vec::new(),
             unsettled: Vec::new(),
             figures: UtxoFigures::default(),
+            told: (0, 0),
         }
     }
 
@@ -231,6 +262,7 @@ impl UtxoSet {
     pub fn take_figures(&mut self) -> UtxoFigures {
         let (written, read) = self.runs.take_traffic_bytes();
         let done = std::mem::take(&mut self.figures);
+        self.told = (self.told.0 + done.inputs, self.told.1 + done.waited);
         UtxoFigures {
             written_bytes: done.written_bytes + written,
             read_bytes: done.read_bytes + read,
@@ -239,6 +271,20 @@ impl UtxoSet {
             runs: self.runs.files().len() as u64,
             run_coins: self.runs.coin_count(),
             ..done
+        }
+    }
+
+    /// Returns how the set stands now.
+    pub fn gauges(&self) -> UtxoGauges {
+        UtxoGauges {
+            cache_coins: self.belt.table.coin_count(),
+            cache_bytes: self.belt.table.allocated_bytes(),
+            cache_bytes_max: self.options.cache_bytes_max,
+            inputs: self.told.0 + self.figures.inputs,
+            waited: self.told.1 + self.figures.waited,
+            waiting: self.waiting.as_ref().map_or(0, Waiting::spend_count),
+            runs: self.runs.files().len() as u64,
+            run_coins: self.runs.coin_count(),
         }
     }
 

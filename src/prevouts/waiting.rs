@@ -90,6 +90,7 @@ pub enum Settled {
 #[derive(Debug)]
 pub(super) struct Waiting {
     spends: Sorter<3>,
+    spend_count: u64,
     facts: SealedWriter,
     path: std::path::PathBuf,
 }
@@ -109,6 +110,7 @@ impl Waiting {
         let path = dir.join("waiting.tmp");
         Ok(Waiting {
             spends: Sorter::new(dir.join("spends.tmp"), sort_bytes_max),
+            spend_count: 0,
             facts: SealedWriter::create_unnamed(&path, SEED)?,
             path,
         })
@@ -124,6 +126,7 @@ impl Waiting {
         tx_num: i64,
         vin: u32,
     ) -> Result<(), CoinFileError> {
+        self.spend_count += 1;
         self.spends.push([outpoint.low, u64::from(outpoint.high) << 32, position(tx_num, vin)])
     }
 
@@ -152,6 +155,11 @@ impl Waiting {
             self.facts.write(&number.to_le_bytes())?;
         }
         Ok(())
+    }
+
+    /// Returns the number of spends.
+    pub(super) fn spend_count(&self) -> u64 {
+        self.spend_count
     }
 
     /// Returns the number of sorted chunks on disk.

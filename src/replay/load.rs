@@ -9,7 +9,7 @@ use deadpool_postgres::Pool;
 use tokio::sync::mpsc;
 
 use super::pipeline::{EncodedBatch, Item, Pipeline, PipelineError};
-use super::progress::Progress;
+use super::progress::{Counted, Progress};
 use super::schedule::Segment;
 use crate::chain::batch::Overwritten;
 use crate::pg::copy::{CopyError, TableCopy};
@@ -57,6 +57,7 @@ pub async fn load_segments(
         let phase = profile.phase();
         let (row, utxos) = load_segment(pool, pipeline, segment, progress).await?;
         pipeline.confirm(row.height_last);
+        progress.committed(row.height_last);
         let figures = Figures {
             height: Some(row.height_last),
             blocks: Some(u64::from(row.height_last - row.height_first) + 1),
@@ -162,6 +163,13 @@ async fn stream(
         counts.outputs += output_count;
         counts.block_bytes += block_bytes;
         overwritten.extend(batch.overwritten);
-        progress.loaded(*plan.heights.end(), tx_count, tx_count + input_count + output_count, block_bytes);
+        let counted = Counted {
+            blocks: plan.heights.count() as u64,
+            txs: tx_count,
+            inputs: input_count,
+            outputs: output_count,
+            bytes: block_bytes,
+        };
+        progress.loaded(height_due - 1, &counted);
     }
 }

@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use super::buffers::BufferPool;
 use super::gate::{Gate, Permit};
 use super::late::LateRows;
+use super::progress::Progress;
 use super::reader::{BatchReader, Chain, ReadError};
 use super::resolver::{Confirmed, Resolver};
 use super::schedule::{BatchPlan, Batches, Segment};
@@ -43,6 +44,8 @@ pub struct PipelineOptions {
     pub store: Store,
     /// The network, for its rules.
     pub network: Network,
+    /// Where the resolver tells how the UTXO set stands.
+    pub progress: Arc<Progress>,
 }
 
 /// Why the pipeline ended early.
@@ -194,6 +197,7 @@ impl Pipeline {
             resolved: resolved_sender,
             loader: encoded_sender.clone(),
             confirmed: Arc::clone(&confirmed),
+            progress: Arc::clone(&options.progress),
             overwritten: Vec::new(),
             order: 0,
         };

@@ -15,6 +15,7 @@ use super::buffers::BufferPool;
 use super::gate::Gate;
 use super::late::LateRows;
 use super::pipeline::{InFlight, Item, Numbered, PipelineError, SegmentEnd};
+use super::progress::Progress;
 use super::reader::ReadError;
 use crate::chain::batch::Overwritten;
 use crate::chain::hash::Hash32;
@@ -71,6 +72,7 @@ pub(super) struct Resolver {
     pub(super) resolved: Sender<InFlight>,
     pub(super) loader: mpsc::Sender<Numbered>,
     pub(super) confirmed: Arc<Confirmed>,
+    pub(super) progress: Arc<Progress>,
     pub(super) overwritten: Vec<Overwritten>,
     /// Number of the next item for the loader.
     pub(super) order: u64,
@@ -121,6 +123,7 @@ impl Resolver {
         if is_segment_end || self.set.is_settlement_due(self.late.spilled_bytes()) {
             self.settle()?;
         }
+        self.progress.resolved(self.set.gauges());
         match hash_last {
             Some(hash) if is_segment_end => self.end_segment(height_last, &hash),
             _ => Ok(()),

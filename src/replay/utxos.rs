@@ -10,6 +10,7 @@ use super::reader::Chain;
 use crate::pg::pool;
 use crate::prevouts::{self, CoinFileError, FingerprintKey, UtxoOptions, UtxoSet};
 use crate::profile::{Figures, Profile};
+use crate::status::Step;
 
 /// Damaged files in one run: a disk or memory that damages more is not to be trusted.
 const DAMAGES_MAX: u32 = 3;
@@ -29,6 +30,7 @@ pub(super) async fn resume(
         prevouts::remove_all(options)?;
         return Ok(Some(UtxoSet::new(options.clone(), key()?)));
     };
+    profile.board().step(Step::ResumeUtxos);
     let phase = profile.phase();
     let (options, hash) = (options.clone(), chain.hash(height));
     let resumed = tokio::task::spawn_blocking(move || UtxoSet::resume(&options, height, &hash))
@@ -54,6 +56,7 @@ pub(super) async fn rebuild(
     profile: &Profile,
 ) -> Result<UtxoSet, ReplayError> {
     let height = height_first - 1;
+    profile.board().step(Step::RebuildUtxos);
     let phase = profile.phase();
     info!(height, "no checkpoint of the UTXO set is of use: it is rebuilt from the database");
     let client = pool.get().await.map_err(pool::Error::from)?;

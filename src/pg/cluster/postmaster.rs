@@ -173,6 +173,23 @@ pub(super) fn running(pg_dir: &Path, account: &Account) -> Result<Option<i32>, E
     Ok(read_pid_file(pg_dir)?.map(|file| file.pid).filter(|pid| works_in(*pid, pg_dir, account)))
 }
 
+/// The cluster's server as its file tells it now: its socket once it has one, whether it was ready, and its process id
+/// where that process is there.
+#[expect(clippy::type_complexity, reason = "taken apart by its only caller")]
+pub(super) fn glance(
+    pg_dir: &Path,
+    account: &Account,
+) -> Result<Option<(Option<i32>, Option<Postmaster>, bool)>, Error> {
+    let Some(file) = read_pid_file(pg_dir)? else { return Ok(None) };
+    let pid = file.pid;
+    let socket = file.port.zip(file.socket_dir).map(|(port, socket_dir)| Postmaster {
+        pid,
+        port,
+        socket_dir: data_dir::resolve(pg_dir, &socket_dir),
+    });
+    Ok(Some((works_in(pid, pg_dir, account).then_some(pid), socket, file.ready)))
+}
+
 /// All processes that run `postgres` in the cluster's directory.
 fn processes(pg_dir: &Path, account: &Account) -> Vec<i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
