@@ -35,7 +35,7 @@ pub async fn run(settings: &Settings) -> Result<(), Error> {
     let options = cluster::Options { reconfigure: true, ..settings.cluster_options() };
     let mut cluster = Cluster::start(options).await?;
     let pool = pool::pool(cluster.pg_config(), CONNECTIONS_MAX)?;
-    install(&cluster, &pool, settings).await?;
+    install(&pool, settings).await?;
 
     let ending = signal();
     let synced = tokio::select! {
@@ -139,14 +139,14 @@ async fn keep(pool: &Pool) -> Result<(), Error> {
     Ok(())
 }
 
-async fn install(cluster: &Cluster, pool: &Pool, settings: &Settings) -> Result<(), Error> {
+async fn install(pool: &Pool, settings: &Settings) -> Result<(), Error> {
     let mut client = pool.get().await.map_err(pool::Error::from)?;
     let facts = Facts {
         network: settings.network,
         store_witness: settings.store.witness,
         store_script_sig: settings.store.script_sig,
     };
-    schema::install(cluster, &mut client, &facts).await?;
+    schema::install(&mut client, &facts).await?;
     objects::ensure_parents(&client).await?;
     Ok(())
 }
