@@ -4,12 +4,8 @@
 //! commands go to standard output; everything said to people goes to standard error.
 
 use std::{
-    collections::BTreeMap,
-    error::Error as _,
-    io::Write as _,
-    os::unix::process::CommandExt as _,
-    path::PathBuf,
-    process::ExitCode,
+    collections::BTreeMap, error::Error as _, io::Write as _, os::unix::process::CommandExt as _,
+    path::PathBuf, process::ExitCode,
 };
 
 use clap::{Args, Parser, Subcommand};

@@ -111,7 +111,10 @@ pub(super) async fn migrate(client: &mut Client, lock_key: i64) -> Result<(), Er
 /// The table of records, if there is one.
 async fn records(transaction: &Transaction<'_>) -> Result<Option<&'static str>, Error> {
     for table in [RECORDS, RECORDS_EARLIER] {
-        let row = transaction.query_one("select to_regclass($1) is not null", &[&table]).await;
+        // Not to_regclass: it takes no lock, so it may answer from before the wait for the other installation.
+        let sql = "select exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace \
+                   where n.nspname || '.' || c.relname = $1)";
+        let row = transaction.query_one(sql, &[&table]).await;
         if row.map_err(failed("look for applied migrations"))?.get(0) {
             return Ok(Some(table));
         }

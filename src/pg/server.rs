@@ -16,7 +16,7 @@ use crate::{
         Phase, Plan,
         advice::{Advice, advise},
     },
-    resources::Resources,
+    resources::{Resources, ServerPlace},
 };
 
 /// Connections at most: four fill tables, two build indexes a core, the others control.
@@ -163,6 +163,10 @@ pub fn resources(settings: &Settings) -> Result<Resources, external::Error> {
     let mut resources = Resources::detect(&settings.data_dir);
     if let Some(url) = &settings.database_url {
         resources.server = Target::external(url.params())?.place();
+        if resources.server.value == ServerPlace::OtherHost {
+            // This host's disk says nothing about the log of that one.
+            resources.disk_free_bytes = None;
+        }
     }
     Ok(resources)
 }

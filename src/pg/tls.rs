@@ -291,15 +291,16 @@ pub fn explain(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     None
 }
 
+const STRANGER: &str = "the server's certificate is not from the authority in sslrootcert\n  help: name the certificate \
+                        of the authority that made it, or the server's own if it is self-signed";
+
 fn words(error: &rustls::Error) -> String {
     use CertificateError as Bad;
     match error {
         rustls::Error::InvalidCertificate(reason) => match reason {
-            Bad::UnknownIssuer | Bad::BadSignature => {
-                "the server's certificate is not from the authority in sslrootcert\n  help: name the certificate of \
-                 the authority that made it"
-                    .to_owned()
-            }
+            Bad::UnknownIssuer | Bad::BadSignature => STRANGER.to_owned(),
+            // A self-signed one that is not the root itself.
+            other if format!("{other:?}").contains("CaUsedAsEndEntity") => STRANGER.to_owned(),
             Bad::NotValidForName | Bad::NotValidForNameContext { .. } => {
                 "the server's certificate is for another host\n  help: connect by a name that its subjectAltName has, \
                  or give sslmode=verify-ca if you trust whatever host has a certificate of that authority"

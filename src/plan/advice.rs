@@ -301,7 +301,7 @@ mod tests {
         let expected = [
             "max_wal_size: 1GB -> 4GB",
             "wal_level: replica -> minimal",
-            "shared_buffers: 128MB -> 3390MB",
+            "shared_buffers: 128MB -> 3405MB",
             "checkpoint_timeout: 5min -> 15min",
             "wal_compression: off -> lz4",
         ];
