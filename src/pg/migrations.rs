@@ -15,6 +15,23 @@ use tracing::info;
 static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
 /// The records of what is applied. A role that may only create schemas cannot write to `public`.
 const RECORDS: &str = "ops._satgres_migrations";
+/// Makes the table of records, in the layout of sqlx.
+const CREATE_RECORDS: &str = "
+create table ops._satgres_migrations (
+    version bigint primary key,
+    description text not null,
+    installed_on timestamptz not null default now(),
+    success boolean not null,
+    checksum bytea not null,
+    execution_time bigint not null
+);
+comment on table ops._satgres_migrations is 'Migrations of this database, in the layout of sqlx.';
+comment on column ops._satgres_migrations.version is 'Number of the migration.';
+comment on column ops._satgres_migrations.description is 'Its name.';
+comment on column ops._satgres_migrations.installed_on is 'When it was applied.';
+comment on column ops._satgres_migrations.success is 'Always true: a migration that fails leaves no row.';
+comment on column ops._satgres_migrations.checksum is 'SHA-384 of its text, 48 bytes.';
+comment on column ops._satgres_migrations.execution_time is 'How long it took, nanoseconds.'";
 /// Where earlier versions kept them; they stay there.
 const RECORDS_EARLIER: &str = "public._satgres_migrations";
 
@@ -86,12 +103,7 @@ pub(super) async fn migrate(client: &mut Client, lock_key: i64) -> Result<(), Er
     // Only now is its schema there.
     let table = records.unwrap_or(RECORDS);
     if records.is_none() {
-        let create = format!(
-            "create table {table} (version bigint primary key, description text not null, \
-             installed_on timestamptz not null default now(), success boolean not null, checksum bytea not null, \
-             execution_time bigint not null)"
-        );
-        transaction.batch_execute(&create).await.map_err(failed("record migrations"))?;
+        transaction.batch_execute(CREATE_RECORDS).await.map_err(failed("record migrations"))?;
     }
     let insert = format!(
         "insert into {table} (version, description, success, checksum, execution_time) values ($1, $2, true, $3, $4)"
