@@ -35,7 +35,7 @@ async fn text(client: &tokio_postgres::Client, sql: &str) -> String {
 
 #[tokio::test]
 async fn the_schema_is_installed_once_and_remembers_what_it_holds() {
-    let (_dir, cluster, mut client) = installed().await;
+    let (_dir, _cluster, mut client) = installed().await;
     assert_eq!(schema::recorded_network(&client).await.unwrap(), Some(Network::Regtest));
     let count = "select count(*)::text || ' ' || bool_and(success)::text from ops._satgres_migrations";
     let migrations = text(&client, count).await;
@@ -54,7 +54,7 @@ async fn the_schema_is_installed_once_and_remembers_what_it_holds() {
 
 #[tokio::test]
 async fn another_network_or_store_setting_is_refused_with_the_way_out() {
-    let (_dir, cluster, mut client) = installed().await;
+    let (_dir, _cluster, mut client) = installed().await;
     let main = Facts { network: Network::Main, ..FACTS };
     let error = schema::install(&mut client, &main).await.unwrap_err().to_string();
     let expected = "the database holds network = regtest, but main was asked for\n  help: ask for regtest, or choose another --data-dir or --database-url";
@@ -66,7 +66,7 @@ async fn another_network_or_store_setting_is_refused_with_the_way_out() {
 
 #[tokio::test]
 async fn a_database_of_a_newer_version_is_refused() {
-    let (_dir, cluster, mut client) = installed().await;
+    let (_dir, _cluster, mut client) = installed().await;
     let sql = "insert into ops._satgres_migrations (version, description, success, checksum, execution_time)
                values (9999, 'from the future', true, '\\x00', 0)";
     client.batch_execute(sql).await.unwrap();

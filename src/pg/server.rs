@@ -41,7 +41,7 @@ pub enum Server {
     /// Somebody else's.
     External {
         /// What is known of it.
-        server: External,
+        server: Box<External>,
         /// The connection string, as it was given.
         url: String,
     },
@@ -55,7 +55,7 @@ impl Server {
     pub async fn start(settings: &Settings, purpose: Purpose) -> Result<Server, Error> {
         match &settings.database_url {
             Some(url) => {
-                let server = External::connect(url.params(), purpose).await?;
+                let server = Box::new(External::connect(url.params(), purpose).await?);
                 tracing::info!(
                     version = server.version(),
                     "PostgreSQL of your own: database {}",

@@ -80,10 +80,11 @@ impl fmt::Debug for Target {
 impl fmt::Display for Target {
     /// Database, host and port: enough to know which one is meant.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let database = self.config.get_dbname().or(self.config.get_user()).unwrap_or_default();
+        let database = self.config.get_dbname().or_else(|| self.config.get_user()).unwrap_or_default();
         write!(f, "{database:?} at ")?;
         for (at, host) in self.config.get_hosts().iter().enumerate() {
-            let port = self.config.get_ports().get(at).or(self.config.get_ports().first()).unwrap_or(&5432);
+            let port =
+                self.config.get_ports().get(at).or_else(|| self.config.get_ports().first()).unwrap_or(&5432);
             let comma = if at == 0 { "" } else { ", " };
             match host {
                 Host::Tcp(name) if name.contains(':') => write!(f, "{comma}[{name}]:{port}")?,
@@ -113,7 +114,7 @@ impl Target {
         let options = TlsOptions {
             mode: params
                 .get("sslmode")
-                .map_or(Ok(default_mode(&params)), str::parse)
+                .map_or_else(|| Ok(default_mode(&params)), str::parse)
                 .map_err(Error::Value)?,
             root_cert: params.get("sslrootcert").map(str::to_owned),
             cert: params.get("sslcert").map(str::to_owned),

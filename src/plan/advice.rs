@@ -75,7 +75,9 @@ impl Running {
         let Some(reading) = self.settings.get(name) else { return "unknown".to_owned() };
         match (reading.unit.as_deref(), self.number(name)) {
             (Some("B" | "kB" | "8kB" | "MB"), Some(bytes)) => pgtune::format_kb(bytes as u64 / 1024),
-            (Some("s"), Some(seconds)) if seconds as u64 % 60 == 0 => format!("{}min", seconds as u64 / 60),
+            (Some("s"), Some(seconds)) if (seconds as u64).is_multiple_of(60) => {
+                format!("{}min", seconds as u64 / 60)
+            }
             (unit, _) => format!("{}{}", reading.setting, unit.unwrap_or_default()),
         }
     }
