@@ -4,12 +4,8 @@
 //! commands go to standard output; everything said to people goes to standard error.
 
 use std::{
-    collections::BTreeMap,
-    error::Error as _,
-    io::Write as _,
-    os::unix::process::CommandExt as _,
-    path::PathBuf,
-    process::{self, ExitCode},
+    collections::BTreeMap, error::Error as _, io::Write as _, os::unix::process::CommandExt as _,
+    path::PathBuf, process::ExitCode,
 };
 
 use clap::{Args, Parser, Subcommand};
@@ -19,9 +15,13 @@ use crate::{
     config::{LowArgs, Settings, parse_size},
     error::Error,
     exit_codes, logging,
-    pg::cluster::{Cluster, DATABASE, USER},
+    pg::{
+        cluster::Cluster,
+        external::{Error as ExternalError, External, Purpose, log_advice},
+        server::{self, Server},
+    },
     plan::{self, Format, Phase, Plan},
-    resources::{DiskKind, Found, Resources},
+    resources::{DiskKind, Found, Resources, ServerPlace},
     service,
 };
 
@@ -67,6 +67,9 @@ struct GlobalArgs {
     /// Where the database is, one network each [default: /var/lib/satgres for root, else ~/.local/share/satgres]
     #[arg(long, global = true, value_name = "DIR")]
     data_dir: Option<String>,
+    /// A database of your own in place of the private one: a URL or key=value pairs; data-dir still holds satgres' files
+    #[arg(long, global = true, value_name = "URL", hide_env_values = true)]
+    database_url: Option<String>,
     /// PostgreSQL's programs, 15 or newer [default: $PG_BIN, pg_config's, or the highest installed]
     #[arg(long, global = true, value_name = "DIR")]
     pg_bin: Option<String>,
@@ -299,8 +302,11 @@ fn dispatch(cli: Cli) -> Result<(), Error> {
         Command::Chaingen(args) => chaingen(&args),
         Command::Psql { args } => psql(&settings, &args),
         Command::Url => {
-            let cluster = block_on(start(&settings))?;
-            print(&format!("{}\n", cluster.url()))
+            let server = block_on(start(&settings))?;
+            print(&format!("{}\n", server.url()))
+        }
+        Command::Pg { .. } if settings.database_url.is_some() => {
+            Err(Error::NotOurs { help: "for the private one: satgres pg --database-url none start" })
         }
         Command::Pg { command: PgCommand::Start } => block_on(start(&settings)).map(|_| ()),
         Command::Pg { command: PgCommand::Stop } => block_on(stop(&settings)),
@@ -353,10 +359,11 @@ fn chaingen(args: &ChaingenArgs) -> Result<(), Error> {
 
 /// `satgres tune`: the plan goes to standard output, what is wrong with it to the log.
 fn tune(settings: &Settings, args: &TuneArgs) -> Result<(), Error> {
-    let mut resources = Resources::detect(&settings.data_dir);
+    let mut resources = server::resources(settings)?;
     if let Some(bytes) = args.ram {
         let here = resources;
-        resources = Resources { cpus: here.cpus, disk: here.disk, ..Resources::unknown(1) };
+        resources =
+            Resources { cpus: here.cpus, disk: here.disk, server: here.server, ..Resources::unknown(1) };
         if bytes > 0 {
             resources.ram_bytes = Found::new(bytes, "--ram");
         }
@@ -375,12 +382,43 @@ fn tune(settings: &Settings, args: &TuneArgs) -> Result<(), Error> {
     for warning in warnings {
         tracing::warn!("{warning}");
     }
-    print(&plan::render(&resources, &plans, args.format))
+    print(&plan::render(&resources, &plans, args.format))?;
+    advise(settings, &resources, args.format)
 }
 
-/// Starts the private server if it is down; a running one is taken as it is.
-async fn start(settings: &Settings) -> Result<Cluster, Error> {
-    Ok(Cluster::start(settings.cluster_options()).await?)
+/// What the user's own server could do better: part of the table, and beside any other format.
+fn advise(settings: &Settings, resources: &Resources, format: Format) -> Result<(), Error> {
+    let Some(url) = &settings.database_url else { return Ok(()) };
+    let server = match block_on(async { Ok(External::connect(url.params(), Purpose::Read).await) })? {
+        Ok(server) => server,
+        Err(error @ ExternalError::Target(_)) => return Err(error.into()),
+        Err(error) => {
+            // The plan needs no database.
+            tracing::warn!("no advice: {error}");
+            return Ok(());
+        }
+    };
+    let plan = |phase| Plan::new(resources, phase, &settings.overrides());
+    let place = resources.server.value;
+    let advice = plan::advice::advise(server.running(), &plan(Phase::Replay), &plan(Phase::Live), place);
+    if format != Format::Table {
+        log_advice(&advice);
+        return Ok(());
+    }
+    let mut text = format!("\nADVICE for database {}, PostgreSQL {}", server.target(), server.version());
+    if place == ServerPlace::OtherHost {
+        text.push_str(" on another host, whose memory is not known");
+    }
+    text.push_str(if advice.is_empty() { ": none, its settings are near the plan\n" } else { "\n" });
+    for line in advice {
+        text.push_str(&format!("  {line}\n"));
+    }
+    print(&text)
+}
+
+/// Starts the private server if it is down; a running one, and the user's own, are taken as they are.
+async fn start(settings: &Settings) -> Result<Server, Error> {
+    Ok(Server::start(settings, Purpose::Read).await?)
 }
 
 async fn stop(settings: &Settings) -> Result<(), Error> {
@@ -392,19 +430,9 @@ async fn stop(settings: &Settings) -> Result<(), Error> {
 
 /// Becomes psql, connected to the database: its output, signals and exit code are untouched.
 fn psql(settings: &Settings, args: &[std::ffi::OsString]) -> Result<(), Error> {
-    let cluster = block_on(start(settings))?;
-    let beside = cluster.binaries().program("psql");
-    let program = if beside.exists() { beside } else { PathBuf::from("psql") };
-    let server = cluster.postmaster();
-    let source = process::Command::new(&program)
-        .args(args)
-        .env("PGHOST", &server.socket_dir)
-        .env("PGPORT", server.port.to_string())
-        .env("PGUSER", USER)
-        .env("PGDATABASE", DATABASE)
-        .env_remove("PGHOSTADDR")
-        .env_remove("PGSERVICE")
-        .exec();
+    let mut command = block_on(start(settings))?.psql(settings);
+    let source = command.args(args).exec();
+    let program = std::path::Path::new(command.get_program());
     let what = format!("run {} (sudo apt-get install postgresql-client brings it)", program.display());
     Err(Error::System { what, source })
 }
@@ -443,6 +471,7 @@ fn low_args(cli: &Cli) -> LowArgs {
         }
     };
     take("data_dir", &cli.global.data_dir);
+    take("database_url", &cli.global.database_url);
     take("pg_bin", &cli.global.pg_bin);
     take("log", &cli.global.log);
     let caches = match &cli.command {

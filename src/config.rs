@@ -4,6 +4,7 @@
 //! every value parsed and present, each with its [`Origin`]. Called by the command line only; nobody else sees an
 //! option that may be missing. Typed wins over environment, environment over file, file over default.
 
+mod database_url;
 mod file;
 mod options;
 mod size;
@@ -15,12 +16,13 @@ use std::{
 };
 
 pub use self::{
+    database_url::DatabaseUrl,
     options::{OPTIONS, OptionSpec},
     size::{SizeError, format_size, parse_size},
 };
 use crate::{
     network::Network,
-    pg::{cluster, conf},
+    pg::{cluster, conf, target::conninfo::ConninfoError},
     plan::{Overrides, Plan},
     resources::{Found, Resources},
 };
@@ -55,6 +57,14 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// Line, key and what is wrong.
+        reason: String,
+    },
+    /// The connection string cannot be read; its text may hold a password, so it is not told.
+    #[error("{origin}: no valid connection string: {reason}")]
+    DatabaseUrl {
+        /// Where it was given.
+        origin: Origin,
+        /// What is wrong with it.
         reason: String,
     },
     /// A default needs a home directory.
@@ -133,6 +143,8 @@ pub struct Settings {
     pub blocks_dir: PathBuf,
     /// Where the database and the service's own files are; absolute.
     pub data_dir: PathBuf,
+    /// The user's own server and database in place of the private ones.
+    pub database_url: Option<DatabaseUrl>,
     /// Directory of PostgreSQL's programs, if one was named.
     pub pg_bin: Option<PathBuf>,
     /// Whether `run` ends when all that the files hold is queryable.
@@ -232,7 +244,7 @@ impl Settings {
                 values.chosen.insert(option.key, chosen);
             }
         }
-        values.settle()
+        values.settle(env)
     }
 
     /// What a command wants of the private server: as it was, with the plan of the phase that it was last started for.
@@ -281,6 +293,9 @@ impl Settings {
             "network" => self.network.to_string(),
             "blocks_dir" => self.blocks_dir.display().to_string(),
             "data_dir" => self.data_dir.display().to_string(),
+            "database_url" => {
+                self.database_url.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string)
+            }
             "pg_bin" => {
                 self.pg_bin.as_ref().map_or_else(|| "found".to_owned(), |dir| dir.display().to_string())
             }
@@ -328,7 +343,18 @@ impl Values {
         parse(text.trim()).map(Some).map_err(failed)
     }
 
-    fn settle(self) -> Result<Settings, Error> {
+    /// The connection string, where one was given; a mistake in it must not show the password.
+    fn database_url(&self, env: &dyn Fn(&str) -> Option<String>) -> Result<Option<DatabaseUrl>, Error> {
+        let Some((text, origin)) = self.chosen.get("database_url") else { return Ok(None) };
+        if text.trim() == "none" {
+            return Ok(None);
+        }
+        let failed =
+            |error: ConninfoError| Error::DatabaseUrl { origin: origin.clone(), reason: error.to_string() };
+        DatabaseUrl::parse(text, env).map(Some).map_err(failed)
+    }
+
+    fn settle(self, env: &dyn Fn(&str) -> Option<String>) -> Result<Settings, Error> {
         let network = self.get("network", parse_network)?.unwrap_or(Network::Main);
         let blocks_dir = match self.get("blocks_dir", parse_path)? {
             Some(dir) => dir,
@@ -342,6 +368,7 @@ impl Values {
             network,
             blocks_dir,
             data_dir,
+            database_url: self.database_url(env)?,
             pg_bin: self.get("pg_bin", parse_path)?,
             until_synced: self.get("until_synced", parse_bool)?.unwrap_or(false),
             log: self.get("log", crate::logging::check)?.unwrap_or_else(|| "info".to_owned()),

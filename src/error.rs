@@ -31,6 +31,9 @@ pub enum Error {
     /// No server.
     #[error(transparent)]
     Cluster(#[from] pg::cluster::Error),
+    /// A server of the user's own that cannot be used.
+    #[error(transparent)]
+    External(#[from] pg::external::Error),
     /// No connection.
     #[error(transparent)]
     Pool(#[from] pg::pool::Error),
@@ -72,6 +75,22 @@ pub enum Error {
         /// The data directory.
         data_dir: std::path::PathBuf,
     },
+    /// Nothing was loaded into the user's own database.
+    #[error(
+        "database {database} holds no chain yet\n  help: `satgres run` with the same --database-url loads one"
+    )]
+    NothingInDatabase {
+        /// Database, host and port.
+        database: String,
+    },
+    /// The user's own server is neither started nor stopped.
+    #[error(
+        "the server of --database-url is not satgres' own: start and stop it by its own means\n  help: {help}"
+    )]
+    NotOurs {
+        /// What to type instead.
+        help: &'static str,
+    },
     /// A signal ended the service before everything was loaded.
     #[error("interrupted; nothing is lost: the same command goes on")]
     Interrupted,
@@ -82,7 +101,10 @@ impl Error {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            Error::System { .. } | Error::Chaingen(_) | Error::NothingLoaded { .. } => 1,
+            Error::System { .. }
+            | Error::Chaingen(_)
+            | Error::NothingLoaded { .. }
+            | Error::NothingInDatabase { .. } => 1,
             Error::Interrupted => 130,
             Error::Source(_)
             | Error::Replay(ReplayError::Source(_) | ReplayError::Block(_) | ReplayError::Gone { .. }) => 3,
@@ -90,8 +112,24 @@ impl Error {
             Error::Replay(_) | Error::Verify(_) => 4,
             Error::VerifyFailed { .. } => 5,
             Error::Cluster(pg::cluster::Error::InService { .. }) => 1,
-            Error::Config(_) | Error::Schema(pg::schema::Error::Mismatch { .. }) => 2,
-            Error::Cluster(_) | Error::Pool(_) | Error::Schema(_) | Error::Postgres(_) => 4,
+            Error::Config(_)
+            | Error::NotOurs { .. }
+            | Error::External(pg::external::Error::Target(_))
+            | Error::Schema(pg::schema::Error::Mismatch { .. }) => 2,
+            Error::Cluster(_)
+            | Error::External(_)
+            | Error::Pool(_)
+            | Error::Schema(_)
+            | Error::Postgres(_) => 4,
+        }
+    }
+}
+
+impl From<pg::server::Error> for Error {
+    fn from(error: pg::server::Error) -> Error {
+        match error {
+            pg::server::Error::Private(error) => error.into(),
+            pg::server::Error::External(error) => error.into(),
         }
     }
 }

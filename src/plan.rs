@@ -6,6 +6,7 @@
 //! is started. Pure: the same input gives the same plan, so that a second `run` restarts nothing. Every size grows
 //! steadily with the memory, and all parts together never exceed it unless the user asked for more.
 
+pub mod advice;
 mod entry;
 mod format;
 pub mod pgtune;

@@ -8,8 +8,10 @@ use tracing::{info, warn};
 
 use crate::config::{Detail, Settings, Tune};
 use crate::error::Error;
-use crate::pg::cluster::{self, Cluster, ServiceLock};
+use crate::pg::cluster::{Cluster, ServiceLock};
+use crate::pg::external::{self, Purpose};
 use crate::pg::schema::{self, Facts};
+use crate::pg::server::{self, Server};
 use crate::pg::{objects, pool, validate};
 use crate::plan::{Phase, Plan};
 use crate::prevouts::{UtxoLimits, UtxoOptions};
@@ -19,9 +21,6 @@ use crate::resources::Resources;
 use crate::rows::Store;
 use crate::status::Step;
 use crate::verify::{Check, TableDigest, UtxoSetInfo};
-
-/// Connections at most: four fill tables, two build indexes a core, the others control.
-const CONNECTIONS_MAX: usize = 40;
 
 /// Loads what the block files hold and keeps it queryable; ends when that is so, or on a signal.
 ///
@@ -37,7 +36,7 @@ pub async fn run(settings: &Settings) -> Result<(), Error> {
 
 /// What [`run`] does once it alone is at work.
 async fn serve(settings: &Settings, profile: &Profile) -> Result<(), Error> {
-    let plans = Plans::new(settings);
+    let mut plans = Plans::new(settings)?;
     profile.board().publish(
         &settings.data_dir,
         settings.network,
@@ -45,17 +44,18 @@ async fn serve(settings: &Settings, profile: &Profile) -> Result<(), Error> {
     );
     let found = replay::scan(&replay_options(settings, &plans)).await?;
     plans.log();
-    let options = cluster::Options { reconfigure: true, ..settings.cluster_options() };
     profile.board().step(Step::StartServer);
-    let mut cluster = Cluster::start(options).await?;
-    profile.board().server(cluster.postmaster().pid);
-    let pool = pool::pool(cluster.pg_config(), CONNECTIONS_MAX)?;
+    let mut server = Server::start(settings, Purpose::Load).await?;
+    profile.board().server(server.postmaster_pid());
+    external::log_advice(&server.advice(&plans.resources, &plans.replay, &plans.live));
+    plans.restore.builds = server.builds_max(plans.restore.builds);
+    let pool = pool::pool(server.target(), server.connections_max())?;
     profile.board().step(Step::Install);
-    install(&cluster, &pool, settings).await?;
+    install(&pool, settings).await?;
 
     let ending = signal();
     let synced = tokio::select! {
-        synced = sync(&mut cluster, &pool, found, settings, &plans, profile) => synced.map(Some),
+        synced = sync(&mut server, &pool, found, settings, &plans, profile) => synced.map(Some),
         () = ending => Ok(None),
     };
     if synced?.is_none() {
@@ -70,7 +70,7 @@ async fn serve(settings: &Settings, profile: &Profile) -> Result<(), Error> {
 
 /// Replays, and tells when everything is queryable.
 async fn sync(
-    cluster: &mut Cluster,
+    server: &mut Server,
     pool: &Pool,
     found: FoundBlocks,
     settings: &Settings,
@@ -80,8 +80,8 @@ async fn sync(
     let outcome = replay::run(pool, found, &replay_options(settings, plans), profile).await?;
     replay::analyze(pool, profile).await?;
     profile.board().step(Step::EnterLive);
-    enter_live(cluster, pool, settings, plans).await?;
-    profile.board().server(cluster.postmaster().pid);
+    enter_live(server, pool, settings, plans).await?;
+    profile.board().server(server.postmaster_pid());
     profile.board().step(Step::Live);
     let client = pool.get().await.map_err(pool::Error::from)?;
     let figures = Figures { height: Some(outcome.tip_height), ..Figures::default() };
@@ -98,16 +98,16 @@ struct Plans {
 }
 
 impl Plans {
-    fn new(settings: &Settings) -> Plans {
-        let resources = Resources::detect(&settings.data_dir);
+    fn new(settings: &Settings) -> Result<Plans, Error> {
+        let resources = server::resources(settings)?;
         let overrides = settings.overrides();
         let plan = |phase| Plan::new(&resources, phase, &overrides);
-        Plans {
+        Ok(Plans {
             replay: plan(Phase::Replay),
             restore: plan(Phase::Restore),
             live: plan(Phase::Live),
             resources,
-        }
+        })
     }
 
     /// Says what was detected, from where, and what was chosen.
@@ -125,13 +125,14 @@ impl Plans {
     }
 }
 
-/// Gives the server its settings for LIVE the first time that everything is queryable: one restart.
+/// Gives the private server its settings for LIVE the first time that everything is queryable: one restart.
 async fn enter_live(
-    cluster: &mut Cluster,
+    server: &mut Server,
     pool: &Pool,
     settings: &Settings,
     plans: &Plans,
 ) -> Result<(), Error> {
+    let Some(cluster) = server.private_mut() else { return Ok(()) };
     if settings.tune == Tune::Off || Cluster::recorded_phase(&settings.data_dir) == Phase::Live {
         return Ok(());
     }
@@ -155,18 +156,18 @@ async fn keep(pool: &Pool) -> Result<(), Error> {
         }
         signal().await;
     }
-    info!("ended by a signal; PostgreSQL goes on, `satgres pg stop` ends it");
+    info!("ended by a signal; PostgreSQL goes on (`satgres pg stop` ends the private one)");
     Ok(())
 }
 
-async fn install(cluster: &Cluster, pool: &Pool, settings: &Settings) -> Result<(), Error> {
+async fn install(pool: &Pool, settings: &Settings) -> Result<(), Error> {
     let mut client = pool.get().await.map_err(pool::Error::from)?;
     let facts = Facts {
         network: settings.network,
         store_witness: settings.store.witness,
         store_script_sig: settings.store.script_sig,
     };
-    schema::install(cluster, &mut client, &facts).await?;
+    schema::install(&mut client, &facts).await?;
     objects::ensure_parents(&client).await?;
     Ok(())
 }
@@ -199,7 +200,7 @@ fn replay_options(settings: &Settings, plans: &Plans) -> ReplayOptions {
 /// # Errors
 /// [`Error::VerifyFailed`] if anything does not hold; others if it could not be checked.
 pub async fn verify(settings: &Settings, each: impl FnMut(&Check)) -> Result<(), Error> {
-    let pool = open(settings).await?;
+    let pool = open(settings, Purpose::Check).await?;
     let checks = crate::verify::verify(&pool, each).await?;
     let failed = checks.iter().filter(|check| !check.is_ok()).count();
     if failed > 0 { Err(Error::VerifyFailed { failed }) } else { Ok(()) }
@@ -210,7 +211,7 @@ pub async fn verify(settings: &Settings, each: impl FnMut(&Check)) -> Result<(),
 /// # Errors
 /// [`Error`].
 pub async fn digest(settings: &Settings) -> Result<Vec<TableDigest>, Error> {
-    Ok(crate::verify::digest(&open(settings).await?).await?)
+    Ok(crate::verify::digest(&open(settings, Purpose::Read).await?).await?)
 }
 
 /// Computes what Bitcoin Core's `gettxoutsetinfo` tells.
@@ -218,16 +219,19 @@ pub async fn digest(settings: &Settings) -> Result<Vec<TableDigest>, Error> {
 /// # Errors
 /// [`Error`].
 pub async fn utxo_set_info(settings: &Settings) -> Result<UtxoSetInfo, Error> {
-    Ok(crate::verify::utxo_set_info(&open(settings).await?).await?)
+    Ok(crate::verify::utxo_set_info(&open(settings, Purpose::Read).await?).await?)
 }
 
-/// Starts the private server if it is down; the database must have been made by `run`.
-async fn open(settings: &Settings) -> Result<Pool, Error> {
-    let cluster = Cluster::start(settings.cluster_options()).await?;
-    let pool = pool::pool(cluster.pg_config(), CONNECTIONS_MAX)?;
+/// Starts the private server if it is down, or connects to the user's; the database must have been filled by `run`.
+async fn open(settings: &Settings, purpose: Purpose) -> Result<Pool, Error> {
+    let server = Server::start(settings, purpose).await?;
+    let pool = pool::pool(server.target(), server.connections_max())?;
     let client = pool.get().await.map_err(pool::Error::from)?;
     if schema::recorded_network(&client).await?.is_none() {
-        return Err(Error::NothingLoaded { data_dir: settings.data_dir.clone() });
+        return Err(match &settings.database_url {
+            None => Error::NothingLoaded { data_dir: settings.data_dir.clone() },
+            Some(_) => Error::NothingInDatabase { database: server.target().to_string() },
+        });
     }
     drop(client);
     Ok(pool)

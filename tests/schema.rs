@@ -25,7 +25,7 @@ async fn installed() -> (DataDir, Cluster, deadpool_postgres::ClientWrapper) {
     let cluster = Cluster::start(dir.options()).await.unwrap();
     let pool = pool::pool(cluster.pg_config(), 1).unwrap();
     let mut client = pool::connect_copy(&pool).await.unwrap();
-    schema::install(&cluster, &mut client, &FACTS).await.unwrap();
+    schema::install(&mut client, &FACTS).await.unwrap();
     (dir, cluster, client)
 }
 
@@ -35,47 +35,52 @@ async fn text(client: &tokio_postgres::Client, sql: &str) -> String {
 
 #[tokio::test]
 async fn the_schema_is_installed_once_and_remembers_what_it_holds() {
-    let (_dir, cluster, mut client) = installed().await;
+    let (_dir, _cluster, mut client) = installed().await;
     assert_eq!(schema::recorded_network(&client).await.unwrap(), Some(Network::Regtest));
-    let count = "select count(*)::text || ' ' || bool_and(success)::text from public._satgres_migrations";
+    let count = "select count(*)::text || ' ' || bool_and(success)::text from ops._satgres_migrations";
     let migrations = text(&client, count).await;
     assert!(migrations.ends_with(" true"), "{migrations}");
     let stamp = "select max(installed_on)::text || (select value from ops.settings where key = 'code_digest')
-                 from public._satgres_migrations";
+                 from ops._satgres_migrations";
     let before = text(&client, stamp).await;
-    schema::install(&cluster, &mut client, &FACTS).await.unwrap();
+    schema::install(&mut client, &FACTS).await.unwrap();
     assert_eq!(text(&client, stamp).await, before);
 
     // Code is replaced where its digest differs.
     client.batch_execute("update ops.settings set value = 'old' where key = 'code_digest'").await.unwrap();
-    schema::install(&cluster, &mut client, &FACTS).await.unwrap();
+    schema::install(&mut client, &FACTS).await.unwrap();
     assert_eq!(text(&client, stamp).await, before);
 }
 
 #[tokio::test]
 async fn another_network_or_store_setting_is_refused_with_the_way_out() {
-    let (_dir, cluster, mut client) = installed().await;
+    let (_dir, _cluster, mut client) = installed().await;
     let main = Facts { network: Network::Main, ..FACTS };
-    let error = schema::install(&cluster, &mut client, &main).await.unwrap_err().to_string();
-    let expected = "the data directory holds network = regtest, but main was asked for\n  help: ask for regtest, or choose another --data-dir";
+    let error = schema::install(&mut client, &main).await.unwrap_err().to_string();
+    let expected = "the database holds network = regtest, but main was asked for\n  help: ask for regtest, or choose another --data-dir or --database-url";
     assert_eq!(error, expected);
     let none = Facts { store_witness: Detail::None, ..FACTS };
-    let error = schema::install(&cluster, &mut client, &none).await.unwrap_err().to_string();
-    assert!(
-        error.starts_with("the data directory holds store_witness = full, but none was asked for"),
-        "{error}"
-    );
+    let error = schema::install(&mut client, &none).await.unwrap_err().to_string();
+    assert!(error.starts_with("the database holds store_witness = full, but none was asked for"), "{error}");
 }
 
 #[tokio::test]
 async fn a_database_of_a_newer_version_is_refused() {
-    let (_dir, cluster, mut client) = installed().await;
-    let sql =
-        "insert into public._satgres_migrations (version, description, success, checksum, execution_time)
+    let (_dir, _cluster, mut client) = installed().await;
+    let sql = "insert into ops._satgres_migrations (version, description, success, checksum, execution_time)
                values (9999, 'from the future', true, '\\x00', 0)";
     client.batch_execute(sql).await.unwrap();
-    let error = schema::install(&cluster, &mut client, &FACTS).await.unwrap_err().to_string();
+    let error = schema::install(&mut client, &FACTS).await.unwrap_err().to_string();
     assert!(error.contains("made by a newer satgres: it has migration 9999"), "{error}");
+}
+
+#[tokio::test]
+async fn migrations_recorded_where_earlier_versions_did_are_found() {
+    let (_dir, _cluster, mut client) = installed().await;
+    client.batch_execute("alter table ops._satgres_migrations set schema public").await.unwrap();
+    schema::install(&mut client, &FACTS).await.unwrap();
+    let found = "select coalesce(to_regclass('ops._satgres_migrations')::text, 'none')";
+    assert_eq!(text(&client, found).await, "none");
 }
 
 #[tokio::test]
@@ -85,10 +90,8 @@ async fn two_installations_at_once_both_succeed() {
     let pool = pool::pool(cluster.pg_config(), 2).unwrap();
     let (mut one, mut other) =
         (pool::connect_copy(&pool).await.unwrap(), pool::connect_copy(&pool).await.unwrap());
-    let (first, second) = tokio::join!(
-        schema::install(&cluster, &mut one, &FACTS),
-        schema::install(&cluster, &mut other, &FACTS)
-    );
+    let (first, second) =
+        tokio::join!(schema::install(&mut one, &FACTS), schema::install(&mut other, &FACTS));
     first.unwrap();
     second.unwrap();
 }

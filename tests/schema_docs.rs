@@ -65,7 +65,7 @@ async fn the_schema_is_documented_as_it_is() {
     let mut client = pool::connect_copy(&pool).await.unwrap();
     let facts =
         Facts { network: Network::Regtest, store_witness: Detail::Full, store_script_sig: Detail::Full };
-    schema::install(&cluster, &mut client, &facts).await.unwrap();
+    schema::install(&mut client, &facts).await.unwrap();
     objects::ensure_parents(&client).await.unwrap();
     let mut text = HEAD.to_owned();
     for schema in ["chain", "api", "ops"] {

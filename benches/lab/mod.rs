@@ -119,7 +119,7 @@ impl Lab {
             store_witness: self.settings.store.witness,
             store_script_sig: self.settings.store.script_sig,
         };
-        schema::install(&self.cluster, &mut client, &facts).await?;
+        schema::install(&mut client, &facts).await?;
         objects::ensure_parents(&client).await?;
         client.batch_execute("checkpoint").await?;
         let _ = std::fs::remove_dir_all(self.coins_dir());

@@ -38,6 +38,12 @@ pub const OPTIONS: &[OptionSpec] = &[
         "The database and the service's files: fast disk, one network each; /var/lib/satgres for root.",
     ),
     option(
+        "database_url",
+        "database-url",
+        "\"none\"",
+        "A database of your own in place of the private one: a URL or key=value pairs, as psql takes them.",
+    ),
+    option(
         "pg_bin",
         "pg-bin",
         "\"/usr/lib/postgresql/15/bin\"",

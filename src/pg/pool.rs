@@ -1,6 +1,6 @@
 //! Connections: a pool for control statements, and connections taken out of it for COPY.
 //!
-//! In: a tokio-postgres configuration. Out: deadpool-postgres pools whose connection tasks report how they end.
+//! In: a [`Target`]. Out: deadpool-postgres pools whose connection tasks report how they end.
 //! Called by everything that speaks SQL. It must never let a connection's error vanish: a caller of a lost
 //! connection sees only "connection closed", the reason is in the log.
 
@@ -10,8 +10,10 @@ use deadpool_postgres::{
     ClientWrapper, Connect, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime,
 };
 use tokio::task::JoinHandle;
-use tokio_postgres::{AsyncMessage, Client, Config, Connection, NoTls};
+use tokio_postgres::{AsyncMessage, Client, Config, Connection};
 use tracing::{debug, warn};
+
+use super::target::Target;
 
 /// Longest wait for a free connection of a pool, and for making one.
 const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -31,9 +33,9 @@ pub enum Error {
 ///
 /// # Errors
 /// [`Error::Pool`].
-pub fn pool(config: Config, connections_max: usize) -> Result<Pool, Error> {
+pub fn pool(target: impl Into<Target>, connections_max: usize) -> Result<Pool, Error> {
     let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-    let manager = Manager::from_connect(config, Reporting, manager_config);
+    let manager = Manager::from_connect(Config::new(), Reporting(target.into()), manager_config);
     let builder = Pool::builder(manager).max_size(connections_max).runtime(Runtime::Tokio1);
     Ok(builder.wait_timeout(Some(WAIT_MAX)).create_timeout(Some(WAIT_MAX)).build()?)
 }
@@ -48,17 +50,13 @@ pub async fn connect_copy(pool: &Pool) -> Result<ClientWrapper, Error> {
 }
 
 /// Opens connections and spawns their tasks, which log what goes wrong.
-struct Reporting;
+struct Reporting(Target);
 
 type Opened = Result<(Client, JoinHandle<()>), tokio_postgres::Error>;
 
 impl Connect for Reporting {
-    fn connect(&self, config: &Config) -> std::pin::Pin<Box<dyn Future<Output = Opened> + Send + '_>> {
-        let config = config.clone();
-        Box::pin(async move {
-            let (client, connection) = config.connect(NoTls).await?;
-            Ok((client, tokio::spawn(drive(connection))))
-        })
+    fn connect(&self, _: &Config) -> std::pin::Pin<Box<dyn Future<Output = Opened> + Send + '_>> {
+        Box::pin(self.0.connect())
     }
 }
 

@@ -1,36 +1,29 @@
 //! Brings the database to this version's schema: migrations, then code (functions and views), then the facts.
 //!
-//! In: a running cluster and what this data directory shall hold. Out: schemas `chain`, `ops` and `api` as this
+//! In: a connection and what this data directory shall hold. Out: schemas `chain`, `ops` and `api` as this
 //! version wants them. Called by `run` before anything is loaded. Migrations only go forward; code is replaced as a
 //! whole when its text has changed. It never alters the network or the store settings of a database that has them.
 
 use bitcoin::hashes::{Hash, HashEngine, sha256};
-use sqlx::{
-    Connection as _,
-    migrate::Migrator,
-    postgres::{PgConnectOptions, PgConnection},
-};
 use tokio_postgres::Client;
 use tracing::{debug, info};
 
-use super::cluster::{Cluster, DATABASE, USER};
+use super::migrations;
 use crate::{config::Detail, network::Network};
 
 /// Functions that belong to the tables; run once per change.
 const FUNCTIONS: &str = include_str!("../../sql/functions.sql");
 /// The views and functions for readers; schema `api` is dropped before it is run.
 const API: &str = include_str!("../../sql/api.sql");
-/// sqlx's record of applied migrations: a name of our own, so that a user's sqlx does not meet it.
-const MIGRATIONS_TABLE: &str = "public._satgres_migrations";
 /// Key of the advisory lock that serialises installations, `satgres` in ASCII.
 const LOCK_KEY: i64 = 0x0073_6174_6772_6573;
 
 /// Why the schema cannot be brought up to date.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The data directory holds something else.
+    /// The database holds something else.
     #[error(
-        "the data directory holds {key} = {recorded}, but {asked} was asked for\n  help: ask for {recorded}, or choose another --data-dir"
+        "the database holds {key} = {recorded}, but {asked} was asked for\n  help: ask for {recorded}, or choose another --data-dir or --database-url"
     )]
     Mismatch {
         /// `network`, `store_witness` or `store_script_sig`.
@@ -40,20 +33,9 @@ pub enum Error {
         /// What this run wants.
         asked: String,
     },
-    /// A newer satgres made it.
-    #[error(
-        "the database was made by a newer satgres: it has migration {version}, which this one does not know\n  help: use that version, or choose another --data-dir"
-    )]
-    Newer {
-        /// Number of the migration.
-        version: i64,
-    },
-    /// A migration failed.
-    #[error("a migration of the database failed")]
-    Migrate(#[source] sqlx::migrate::MigrateError),
-    /// No connection for migrations.
-    #[error("cannot connect for migrations")]
-    Connect(#[from] sqlx::Error),
+    /// The migrations.
+    #[error(transparent)]
+    Migrations(#[from] migrations::Error),
     /// A statement failed.
     #[error("cannot {what}")]
     Statement {
@@ -88,10 +70,10 @@ impl Facts {
 /// Installs what is missing or has changed; refuses a database that holds something else.
 ///
 /// # Errors
-/// [`Error::Mismatch`] and [`Error::Newer`] for the user to resolve; the others are the server's.
-pub async fn install(cluster: &Cluster, client: &mut Client, facts: &Facts) -> Result<(), Error> {
+/// [`Error::Mismatch`] and [`migrations::Error::Newer`] for the user to resolve; the others are the server's.
+pub async fn install(client: &mut Client, facts: &Facts) -> Result<(), Error> {
     check_facts(client, facts).await?;
-    migrate(cluster).await?;
+    migrations::migrate(client, LOCK_KEY).await?;
     record_facts(client, facts).await?;
     check_facts(client, facts).await?;
     install_code(client, FUNCTIONS, API).await
@@ -104,25 +86,6 @@ pub async fn install(cluster: &Cluster, client: &mut Client, facts: &Facts) -> R
 pub async fn recorded_network(client: &Client) -> Result<Option<Network>, Error> {
     let recorded = recorded(client, "network").await?;
     Ok(recorded.and_then(|text| text.parse().ok()))
-}
-
-async fn migrate(cluster: &Cluster) -> Result<(), Error> {
-    let server = cluster.postmaster();
-    let options = PgConnectOptions::new_without_pgpass()
-        .socket(&server.socket_dir)
-        .port(server.port)
-        .username(USER)
-        .database(DATABASE)
-        .application_name("satgres migrations");
-    let mut connection = PgConnection::connect_with(&options).await?;
-    let mut migrator: Migrator = sqlx::migrate!("./migrations");
-    migrator.dangerous_set_table_name(MIGRATIONS_TABLE);
-    let result = migrator.run(&mut connection).await;
-    connection.close().await?;
-    result.map_err(|error| match error {
-        sqlx::migrate::MigrateError::VersionMissing(version) => Error::Newer { version },
-        other => Error::Migrate(other),
-    })
 }
 
 async fn recorded(client: &Client, key: &str) -> Result<Option<String>, Error> {

@@ -108,8 +108,8 @@ impl Board {
     }
 
     /// The server that is used.
-    pub fn server(&self, pid: i32) {
-        self.change(|state| state.server_pid = Some(pid));
+    pub fn server(&self, pid: Option<i32>) {
+        self.change(|state| state.server_pid = pid);
     }
 
     /// The chain was chosen: what is there of it, and what is to be loaded.

@@ -19,6 +19,8 @@ const DEADLINE: Duration = Duration::from_secs(180);
 #[derive(Debug)]
 pub struct Satgres {
     dir: TempDir,
+    /// Variables of every command, such as SATGRES_DATABASE_URL.
+    env: Vec<(String, String)>,
 }
 
 /// What a command printed and how it ended.
@@ -37,7 +39,14 @@ impl Satgres {
         let permissions = std::fs::Permissions::from_mode(0o755);
         Self {
             dir: tempfile::Builder::new().prefix("satgres-test-").permissions(permissions).tempdir().unwrap(),
+            env: Vec::new(),
         }
+    }
+
+    /// The same with a variable in the environment of every command.
+    pub fn with(mut self, name: &str, value: impl Into<String>) -> Self {
+        self.env.push((name.to_owned(), value.into()));
+        self
     }
 
     pub fn data_dir(&self) -> PathBuf {
@@ -168,6 +177,7 @@ impl Satgres {
                 command.env_remove(&key);
             }
         }
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
         command
     }
 }
@@ -181,7 +191,9 @@ impl Finished {
 
 impl Drop for Satgres {
     fn drop(&mut self) {
-        if self.data_dir().exists() {
+        // A data directory beside a server of the test's own has none to stop.
+        if self.data_dir().join("pg").exists() {
+            self.env.retain(|(name, _)| name != "SATGRES_DATABASE_URL");
             let stopped = self.prepare(&["pg", "stop"]).stdout(Stdio::null()).status();
             // Not a panic: it would hide the one that may have brought us here.
             if !stopped.as_ref().is_ok_and(ExitStatus::success) {
