@@ -3,7 +3,10 @@
 //! In: any module's error that reached the command line. Out: a code by which scripts tell what to do next. Modules
 //! keep their own enums; this one only sorts them by who must act.
 
-use crate::{config, pg, replay::ReplayError};
+use crate::pg::reaction::{Trouble, trouble};
+use crate::replay::ReplayError;
+use crate::stop::Stopped;
+use crate::{config, pg};
 
 /// Exit codes and their meaning, as `--help` lists them.
 #[macro_export]
@@ -22,6 +25,9 @@ macro_rules! exit_codes {
     };
 }
 
+/// Exit code after a signal.
+pub const INTERRUPTED: u8 = 130;
+
 /// What reached the command line.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -34,6 +40,22 @@ pub enum Error {
     /// No connection.
     #[error(transparent)]
     Pool(#[from] pg::pool::Error),
+    /// Another run is at work, or the lock that proves it cannot be had.
+    #[error(transparent)]
+    RunLock(#[from] pg::run_lock::Error),
+    /// What should have passed by itself did not.
+    #[error("gave up after {tries} tries in {seconds} s; nothing is lost: the same command goes on")]
+    GaveUp {
+        /// Tries since the last step that was done.
+        tries: u32,
+        /// Seconds since the first of them.
+        seconds: u64,
+        /// The last failure.
+        source: Box<Error>,
+    },
+    /// The connection that holds the lock was lost while nothing else was asked of the server.
+    #[error("the connection to PostgreSQL was lost")]
+    ServerLost,
     /// No schema.
     #[error(transparent)]
     Schema(#[from] pg::schema::Error),
@@ -77,21 +99,50 @@ pub enum Error {
     Interrupted,
 }
 
+impl From<Stopped> for Error {
+    fn from(_: Stopped) -> Self {
+        Error::Interrupted
+    }
+}
+
 impl Error {
+    /// What is to be waited out, if that can help. A server that does not start may yet do so: its disk is full, or what
+    /// a killed one left behind is still going away.
+    #[must_use]
+    pub fn trouble(&self) -> Option<Trouble> {
+        use pg::cluster::{Error as Cluster, PostmasterError};
+        match self {
+            Error::ServerLost => Some(Trouble::Gone),
+            Error::Cluster(Cluster::Postmaster(PostmasterError::Died { tail, .. })) => {
+                if tail.contains("No space left on device") { Some(Trouble::Disk) } else { None }
+            }
+            Error::Cluster(Cluster::Postmaster(PostmasterError::Leftovers { .. })) => Some(Trouble::Gone),
+            error => trouble(error),
+        }
+    }
+
     /// The exit code.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::System { .. } | Error::Chaingen(_) | Error::NothingLoaded { .. } => 1,
-            Error::Interrupted => 130,
+            Error::Interrupted => INTERRUPTED,
+            Error::RunLock(pg::run_lock::Error::Held { .. }) => 1,
+            Error::GaveUp { source, .. } => source.exit_code(),
             Error::Source(_)
             | Error::Replay(ReplayError::Source(_) | ReplayError::Block(_) | ReplayError::Gone { .. }) => 3,
+            Error::Replay(ReplayError::Stopped) => INTERRUPTED,
             Error::Replay(ReplayError::System { .. } | ReplayError::CoinFiles(_)) => 1,
             Error::Replay(_) | Error::Verify(_) => 4,
             Error::VerifyFailed { .. } => 5,
             Error::Cluster(pg::cluster::Error::InService { .. }) => 1,
             Error::Config(_) | Error::Schema(pg::schema::Error::Mismatch { .. }) => 2,
-            Error::Cluster(_) | Error::Pool(_) | Error::Schema(_) | Error::Postgres(_) => 4,
+            Error::ServerLost
+            | Error::Cluster(_)
+            | Error::RunLock(_)
+            | Error::Pool(_)
+            | Error::Schema(_)
+            | Error::Postgres(_) => 4,
         }
     }
 }

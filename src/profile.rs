@@ -11,6 +11,10 @@
 use std::{
     io::{IsTerminal as _, Write as _},
     os::{fd::AsFd, unix::fs::MetadataExt as _},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -24,6 +28,7 @@ pub struct Profile {
     started: SystemTime,
     /// Whether lines also go to the log.
     log_too: bool,
+    steps: Arc<AtomicU64>,
 }
 
 /// A phase that has begun.
@@ -76,7 +81,18 @@ impl Profile {
     pub fn start() -> Profile {
         let (stdout, stderr) = (std::io::stdout(), std::io::stderr());
         let log_too = !stderr.is_terminal() && !is_same_file(&stdout, &stderr);
-        Profile { start: Instant::now(), started: SystemTime::now(), log_too }
+        Profile { start: Instant::now(), started: SystemTime::now(), log_too, steps: Arc::default() }
+    }
+
+    /// Counts a step that no failure can undo any more: a segment loaded, an index built, a segment attached.
+    pub fn step_done(&self) {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Steps done in this run.
+    #[must_use]
+    pub fn steps_done(&self) -> u64 {
+        self.steps.load(Ordering::Relaxed)
     }
 
     /// Start of the run, microseconds since 1970: its number in `ops.phases`.
@@ -264,7 +280,12 @@ mod tests {
 
     #[test]
     fn a_phase_is_a_row_of_its_own_time() {
-        let profile = Profile { start: Instant::now(), started: SystemTime::now(), log_too: false };
+        let profile = Profile {
+            start: Instant::now(),
+            started: SystemTime::now(),
+            log_too: false,
+            steps: Arc::default(),
+        };
         let phase = profile.phase();
         let began = Instant::now();
         let mut spun = 0_u64;

@@ -3,12 +3,16 @@
 //! In: settings. Out: a running server with a queryable chain, or the result of a check. Called by the command line only.
 //! The private server outlives every command but `pg stop`.
 
+use std::time::Duration;
+
 use deadpool_postgres::Pool;
 use tracing::{info, warn};
 
 use crate::config::{Detail, Settings, Tune};
 use crate::error::Error;
+use crate::patience::Patience;
 use crate::pg::cluster::{self, Cluster, ServiceLock};
+use crate::pg::run_lock::RunLock;
 use crate::pg::schema::{self, Facts};
 use crate::pg::{objects, pool, validate};
 use crate::plan::{Phase, Plan};
@@ -17,56 +21,135 @@ use crate::profile::{Figures, Profile};
 use crate::replay::{self, FoundBlocks, ReplayOptions};
 use crate::resources::Resources;
 use crate::rows::Store;
+use crate::stop::Stop;
 use crate::verify::{Check, TableDigest, UtxoSetInfo};
 
 /// Connections at most: four fill tables, two build indexes a core, the others control.
 const CONNECTIONS_MAX: usize = 40;
+/// How long backends may take to end when a run ends.
+const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// Loads what the block files hold and keeps it queryable; ends when that is so, or on a signal.
+/// Loads what the block files hold and keeps it queryable; ends when that is so, or on a signal. A server that goes away
+/// is waited for, and started again where it is ours.
 ///
 /// # Errors
 /// [`Error`], by who must act.
 pub async fn run(settings: &Settings) -> Result<(), Error> {
     let profile = Profile::start();
+    let stop = Stop::on_signals();
     let _at_work = ServiceLock::take(&settings.data_dir)?;
     let plans = Plans::new(settings);
-    let found = replay::scan(&replay_options(settings, &plans)).await?;
+    let found = stop.or(replay::scan(&replay_options(settings, &plans))).await??;
     plans.log();
-    let options = cluster::Options { reconfigure: true, ..settings.cluster_options() };
-    let mut cluster = Cluster::start(options).await?;
-    let pool = pool::pool(cluster.pg_config(), CONNECTIONS_MAX)?;
-    install(&cluster, &pool, settings).await?;
-
-    let ending = signal();
-    let synced = tokio::select! {
-        synced = sync(&mut cluster, &pool, found, settings, &plans, &profile) => synced.map(Some),
-        () = ending => Ok(None),
-    };
-    if synced?.is_none() {
-        info!("ended by a signal; the same command goes on from the last finished segment");
-        return Err(Error::Interrupted);
+    let mut run =
+        Run { settings, plans, profile, stop, found, patience: Patience::default(), is_live: false };
+    loop {
+        let Err(error) = run.attempt().await else { return Ok(()) };
+        let steps = run.profile.steps_done();
+        run.patience.wait_out(error, steps, &run.stop, &settings.data_dir).await?;
     }
-    if settings.until_synced {
-        return Ok(());
-    }
-    keep(&pool).await
 }
 
-/// Replays, and tells when everything is queryable.
-async fn sync(
-    cluster: &mut Cluster,
-    pool: &Pool,
+/// What lasts from one attempt to the next.
+struct Run<'a> {
+    settings: &'a Settings,
+    plans: Plans,
+    profile: Profile,
+    stop: Stop,
     found: FoundBlocks,
-    settings: &Settings,
-    plans: &Plans,
-    profile: &Profile,
-) -> Result<(), Error> {
-    let outcome = replay::run(pool, found, &replay_options(settings, plans), profile).await?;
-    enter_live(cluster, pool, settings, plans).await?;
-    let client = pool.get().await.map_err(pool::Error::from)?;
-    let figures = Figures { height: Some(outcome.tip_height), ..Figures::default() };
-    profile.reached("Entered LIVE sync from start state", figures).record(&client).await;
-    Ok(())
+    patience: Patience,
+    is_live: bool,
+}
+
+impl Run<'_> {
+    /// Does whatever is missing, and keeps it, for as long as the server lasts.
+    async fn attempt(&mut self) -> Result<(), Error> {
+        let mut server = Connected::open(self.settings.cluster_options(), &self.stop).await?;
+        self.patience.reached();
+        let tip_height = match self.sync(&server).await {
+            Ok(tip_height) => tip_height,
+            Err(error) => {
+                server.close().await;
+                return Err(error);
+            }
+        };
+        if self.is_live_due() {
+            // The first time that everything is queryable: one restart.
+            server.close().await;
+            let settings = self.settings.server_settings(&self.plans.live);
+            let options = cluster::Options { settings, ..self.settings.cluster_options() };
+            server = Connected::open(options, &self.stop).await?;
+        }
+        let kept = self.keep(&server, tip_height).await;
+        server.close().await;
+        kept
+    }
+
+    /// Installs the schema and replays; returns the tip.
+    async fn sync(&mut self, server: &Connected) -> Result<u32, Error> {
+        install(&server.cluster, &server.pool, self.settings).await?;
+        let options = replay_options(self.settings, &self.plans);
+        let outcome = replay::run(&server.pool, &mut self.found, &options, &self.profile, &self.stop).await?;
+        Ok(outcome.tip_height)
+    }
+
+    /// Whether the private server still has its settings for the replay.
+    fn is_live_due(&self) -> bool {
+        self.settings.tune != Tune::Off && Cluster::recorded_phase(&self.settings.data_dir) != Phase::Live
+    }
+
+    /// Tells that everything is queryable; then stays until a signal, and validates in the background what was added NOT
+    /// VALID.
+    async fn keep(&mut self, server: &Connected, tip_height: u32) -> Result<(), Error> {
+        let client = server.pool.get().await.map_err(pool::Error::from)?;
+        if !self.is_live {
+            self.is_live = true;
+            let figures = Figures { height: Some(tip_height), ..Figures::default() };
+            self.profile.reached("Entered LIVE sync from start state", figures).record(&client).await;
+        }
+        if self.settings.until_synced {
+            return Ok(());
+        }
+        info!("all that the block files hold is queryable; newer blocks are loaded at the next start");
+        if let Ok(validated) = self.stop.or(validate::validate_all(&client)).await {
+            for fault in validated? {
+                warn!(fault, "a constraint does not hold");
+            }
+            drop(client);
+            tokio::select! {
+                () = self.stop.asked() => {}
+                () = server.lock.hangup().done() => return Err(Error::ServerLost),
+            }
+        }
+        info!("ended by a signal; PostgreSQL goes on, `satgres pg stop` ends it");
+        Ok(())
+    }
+}
+
+/// A server, the right to change its database, and connections that end with that right.
+struct Connected {
+    cluster: Cluster,
+    lock: RunLock,
+    pool: Pool,
+}
+
+impl Connected {
+    /// Starts the server if it is down, waits while it recovers, and gives it the settings; takes the lock.
+    async fn open(options: cluster::Options, stop: &Stop) -> Result<Connected, Error> {
+        let options = cluster::Options { reconfigure: true, ..options };
+        let cluster = stop.or(Cluster::start(options)).await??;
+        let mut config = cluster.pg_config();
+        config.application_name(pool::CONTROL);
+        let lock = stop.or(RunLock::take(&config)).await??;
+        let pool = pool::pool_until(config, CONNECTIONS_MAX, lock.hangup().clone())?;
+        Ok(Connected { cluster, lock, pool })
+    }
+
+    /// Ends all connections and what they do on the server.
+    async fn close(self) {
+        self.pool.close();
+        self.lock.release(CLOSE_WAIT_MAX).await;
+    }
 }
 
 /// The memory plans of this run.
@@ -103,40 +186,6 @@ impl Plans {
             warn!("{warning}");
         }
     }
-}
-
-/// Gives the server its settings for LIVE the first time that everything is queryable: one restart.
-async fn enter_live(
-    cluster: &mut Cluster,
-    pool: &Pool,
-    settings: &Settings,
-    plans: &Plans,
-) -> Result<(), Error> {
-    if settings.tune == Tune::Off || Cluster::recorded_phase(&settings.data_dir) == Phase::Live {
-        return Ok(());
-    }
-    // Idle connections would report that the server went away.
-    pool.retain(|_, _| false);
-    cluster.reconfigure(settings.server_settings(&plans.live)).await?;
-    Ok(())
-}
-
-/// Stays until a signal; validates in the background what was added NOT VALID.
-async fn keep(pool: &Pool) -> Result<(), Error> {
-    info!("all that the block files hold is queryable; newer blocks are loaded at the next start");
-    let client = pool.get().await.map_err(pool::Error::from)?;
-    let validated = tokio::select! {
-        validated = validate::validate_all(&client) => Some(validated?),
-        () = signal() => None,
-    };
-    if let Some(faults) = validated {
-        for fault in faults {
-            warn!(fault, "a constraint does not hold");
-        }
-        signal().await;
-    }
-    info!("ended by a signal; PostgreSQL goes on, `satgres pg stop` ends it");
-    Ok(())
 }
 
 async fn install(cluster: &Cluster, pool: &Pool, settings: &Settings) -> Result<(), Error> {
@@ -211,19 +260,4 @@ async fn open(settings: &Settings) -> Result<Pool, Error> {
     }
     drop(client);
     Ok(pool)
-}
-
-/// Waits for SIGINT or SIGTERM.
-async fn signal() {
-    use tokio::signal::unix::{SignalKind, signal};
-    match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
-        (Ok(mut interrupt), Ok(mut terminate)) => {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-        }
-        // Without handlers the signals keep their default: they end the process.
-        _ => std::future::pending().await,
-    }
 }

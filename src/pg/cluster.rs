@@ -32,16 +32,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use self::{
     account::Account,
     data_dir::{Reach, make_data_dir, open_to_account},
     files::{LOG_BYTES_MAX, log_path, rotate, write_file},
     initdb::{initdb, version_of},
-    lock::lock,
+    lock::{lock, lock_within},
 };
-pub use self::{lock::ServiceLock, postmaster::Postmaster};
+pub use self::{
+    lock::ServiceLock,
+    postmaster::{Error as PostmasterError, Postmaster},
+};
 use super::{
     binaries::{self, Binaries},
     conf::{self, Setting},
@@ -52,6 +55,11 @@ use crate::plan::Phase;
 pub const USER: &str = "satgres";
 /// The database.
 pub const DATABASE: &str = "satgres";
+
+/// Starts in one call at most: a server that ends while it is being asked is started again.
+const STARTS_MAX: u32 = 3;
+/// How long a stop waits for a command that starts the server.
+const STOP_LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Why there is no server.
 #[derive(Debug, thiserror::Error)]
@@ -105,10 +113,14 @@ pub enum Error {
         seconds: u64,
     },
     /// Another `satgres run` works on the data directory.
-    #[error("another `satgres run` is at work on {}\n  help: wait for it, or stop it first", data_dir.display())]
+    #[error("another `satgres run` is at work on {}: process {pid}, for {seconds} s\n  help: wait for it, or stop it first", data_dir.display())]
     InService {
         /// The data directory.
         data_dir: PathBuf,
+        /// Its process id, as it wrote it down.
+        pid: String,
+        /// How long it has been at work.
+        seconds: u64,
     },
     /// `user.conf`, or what it includes, has mistakes.
     #[error("PostgreSQL refuses its configuration: {reason}\n  help: correct {}/user.conf", pg_dir.display())]
@@ -186,8 +198,20 @@ impl Cluster {
     pub async fn start(options: Options) -> Result<Cluster, Error> {
         let reconfigure = options.reconfigure;
         let settings = options.settings.clone();
-        let (mut cluster, started, lock) = blocking(move || Cluster::start_process(&options)).await?;
-        session::check_in(&cluster).await?;
+        let mut tries_left = STARTS_MAX;
+        let (mut cluster, started, lock) = loop {
+            let options = options.clone();
+            let (cluster, started, lock) = blocking(move || Cluster::start_process(&options)).await?;
+            tries_left -= 1;
+            match session::check_in(&cluster).await {
+                Ok(()) => break (cluster, started, lock),
+                // It ended while it was asked: stopped, or killed.
+                Err(_) if tries_left > 0 && !cluster.is_up() => {
+                    info!("PostgreSQL ended; it is started again")
+                }
+                Err(error) => return Err(error),
+            }
+        };
         if reconfigure && !started {
             cluster.reconfigure_locked(settings).await?;
         }
@@ -195,7 +219,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Stops the server of a data directory, fast; returns whether one was running.
+    /// Stops the server of a data directory: fast, and harder where that does not end. Returns whether one was running.
     ///
     /// # Errors
     /// [`Error::Postmaster`] where it does not stop, [`Error::Locked`].
@@ -206,9 +230,17 @@ impl Cluster {
                 return Ok(false);
             }
             let account = Account::choose(&data_dir, &pg_dir)?;
-            let _lock = lock(&data_dir, &account)?;
+            if ServiceLock::is_held(&data_dir) {
+                warn!("a `satgres run` is at work: it starts PostgreSQL again; stop it first");
+            }
+            // Whoever waits for a server in recovery holds the lock, maybe for an hour: a stop need not wait for that.
+            let _lock = match lock_within(&data_dir, &account, STOP_LOCK_WAIT_MAX) {
+                Err(Error::Locked { .. }) if postmaster::running(&pg_dir, &account)?.is_some() => None,
+                Err(Error::Locked { .. }) => Some(lock(&data_dir, &account)?),
+                other => Some(other?),
+            };
             let Some(pid) = postmaster::running(&pg_dir, &account)? else { return Ok(false) };
-            postmaster::stop(pid, &pg_dir)?;
+            postmaster::stop(pid, &pg_dir, &account, &postmaster::STOP_WAITS)?;
             info!(pid, "PostgreSQL stopped");
             Ok(true)
         })
@@ -234,6 +266,12 @@ impl Cluster {
             .application_name("satgres")
             .connect_timeout(Duration::from_secs(30));
         config
+    }
+
+    /// Whether the server's process lives.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        postmaster::works_in(self.postmaster.pid, &self.pg_dir(), &self.account)
     }
 
     /// The server process and its socket.
@@ -283,7 +321,7 @@ impl Cluster {
         info!("restarting PostgreSQL: changed settings need it");
         let this = self.clone();
         self.postmaster = blocking(move || {
-            postmaster::stop(this.postmaster.pid, &this.pg_dir())?;
+            postmaster::stop(this.postmaster.pid, &this.pg_dir(), &this.account, &postmaster::STOP_WAITS)?;
             this.spawn(&settings)
         })
         .await?;

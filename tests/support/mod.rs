@@ -6,9 +6,11 @@
 #![allow(unreachable_pub, reason = "shared by test binaries that are crates of their own")]
 
 mod data_dir;
+mod running;
 mod satgres;
 
 pub use data_dir::{DataDir, close, is_postgres, is_root, open, signal, wait_until};
+pub use running::Running;
 pub use satgres::Satgres;
 
 pub mod blkfiles;
