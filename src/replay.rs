@@ -158,7 +158,6 @@ pub async fn run(
     let tree = found.tree(&client).await?;
 
     let mut unwritten: HashSet<Hash32> = HashSet::new();
-    let mut is_entered = false;
     let mut damages = 0;
     loop {
         // 2. Away with what an interrupted load left behind.
@@ -189,8 +188,8 @@ pub async fn run(
         }
 
         // 5. Load what is missing, restore and attach what is loaded.
-        if !segments.is_empty() && !is_entered {
-            is_entered = true;
+        if !segments.is_empty() && !found.is_entered {
+            found.is_entered = true;
             profile
                 .reached("Entered REINDEX sync from start state", Figures::default())
                 .record(&client)
@@ -218,6 +217,8 @@ pub async fn run(
 pub struct FoundBlocks {
     files: Arc<BlockFiles>,
     headers: Headers,
+    /// Whether a load of them has begun in this process.
+    is_entered: bool,
 }
 
 #[derive(Debug)]
@@ -264,7 +265,7 @@ pub async fn scan(options: &ReplayOptions) -> Result<FoundBlocks, ReplayError> {
     let threads = options.threads;
     let found = tokio::task::spawn_blocking(move || {
         let headers = Headers::Scanned(Box::new(HeaderTree::scan(&files, threads)?));
-        Ok::<_, SourceError>(FoundBlocks { files: Arc::new(files), headers })
+        Ok::<_, SourceError>(FoundBlocks { files: Arc::new(files), headers, is_entered: false })
     });
     let found = found
         .await

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use satgres::chaingen::{Options, generate};
 use satgres::pg::cluster::{self, Cluster};
-use satgres::pg::{conf, run_lock};
+use satgres::pg::conf;
+use satgres::pg::run_lock::RunLock;
 use support::{Running, Satgres, is_postgres, signal, wait_until};
 use tempfile::TempDir;
 
@@ -107,6 +108,46 @@ fn let_build(satgres: &Satgres) {
     satgres.psql("drop event trigger on_build");
 }
 
+/// Holds every load up before it creates the tables of a segment, until [`go_on`] or a crash of the server.
+fn stall(satgres: &Satgres, segment: u32) -> Session {
+    let started = satgres.command(&["pg", "start"]);
+    assert!(started.status.success(), "{}", started.stderr);
+    satgres.psql(&format!(
+        "create or replace function public.on_copy() returns event_trigger language plpgsql as $$ begin \
+           if current_setting('application_name') like 'satgres run copy %' then \
+             if exists (select from ops.segments where segment_id = {segment} and state = 'loading') then \
+               perform pg_advisory_lock_shared(42); \
+             end if; \
+           end if; \
+         end $$"
+    ));
+    satgres.psql(
+        "create event trigger on_copy on ddl_command_start when tag in ('CREATE TABLE') execute function public.on_copy()",
+    );
+    let session = session(satgres, "select pg_advisory_lock(42), pg_sleep(1000)");
+    wait_until("the load will stall", || satgres.value(STALLING) == "1");
+    session
+}
+
+const STALLING: &str = "select count(pid) from pg_locks where locktype = 'advisory' and objid = 42 and granted \
+     and mode = 'ExclusiveLock'";
+
+/// Waits until a load is held up; returns the process id of the backend that waits.
+fn stalled(satgres: &Satgres) -> i32 {
+    let waiting = "select pid from pg_locks where locktype = 'advisory' and objid = 42 and not granted";
+    let mut pid = 0;
+    wait_until("the load has stalled", || {
+        pid = satgres.psql(waiting).first().map_or(0, |row| row[0].parse().unwrap());
+        pid != 0
+    });
+    pid
+}
+
+/// Lets the load go on.
+fn go_on(satgres: &Satgres) {
+    satgres.value(&STALLING.replace("count(pid)", "count(pg_terminate_backend(pid))"));
+}
+
 #[test]
 fn a_run_right_after_a_killed_backend_waits_for_the_recovery() {
     let satgres = Satgres::new();
@@ -138,14 +179,10 @@ fn other_commands_wait_for_the_recovery_too() {
 #[test]
 fn one_process_survives_a_killed_backend_and_a_killed_postmaster() {
     let satgres = Satgres::new();
-    let mut run = Running::run(&satgres, blocks_dir(), &SEGMENT);
-    run.wait_for("PROFILE: Loaded segment ", 1);
-    let mut copies = Vec::new();
-    wait_until("a table is being filled", || {
-        copies = run_backends(&satgres, "copy");
-        !copies.is_empty() || !run.is_running()
-    });
-    signal(copies[0], libc::SIGKILL);
+    let _stall = stall(&satgres, 2);
+    let mut run = Running::run(&satgres, blocks_dir(), &["--segment-bytes", "150KiB"]);
+    // The crash of the server ends the stall, too.
+    signal(stalled(&satgres), libc::SIGKILL);
     run.wait_for("trying again", 1);
     let loaded = run.said().matches("PROFILE: Loaded segment ").count();
     run.wait_for("PROFILE: Loaded segment ", loaded + 1);
@@ -154,7 +191,13 @@ fn one_process_survives_a_killed_backend_and_a_killed_postmaster() {
     let (status, said) = run.wait();
     assert!(status.success(), "{said}");
     assert!(!said.contains("it is rebuilt from the database"), "{said}");
-    assert_eq!(said.matches("PROFILE: Entered LIVE sync from start state").count(), 1, "{said}");
+    for milestone in ["Entered REINDEX sync", "Entered LIVE sync"] {
+        let line = format!("\nPROFILE: {milestone} from start state");
+        assert_eq!(said.matches(&line).count(), 1, "{said}");
+    }
+    let unwritten = "select count(*) from ops.segments s where not exists \
+         (select from ops.phases where phase = 'Loaded segment ' || s.segment_id)";
+    assert_eq!(satgres.value(unwritten), "0");
     assert_whole(&satgres);
 }
 
@@ -200,19 +243,15 @@ fn exhausted_connections_are_waited_for() {
 #[test]
 fn a_signal_closes_the_open_segment_at_its_last_whole_block() {
     let satgres = Satgres::new();
-    // One segment: all that the signal leaves is the part of it.
+    // One segment. The pipeline is full, and holds a part of the chain only.
+    let _stall = stall(&satgres, 0);
     let mut run =
-        Running::run(&satgres, blocks_dir(), &["--batch-bytes", "10KB", "--pipeline-bytes", "200KB"]);
-    let mut copies = Vec::new();
-    wait_until("rows come in", || {
-        let rows =
-            "select coalesce(sum(tuples_processed), 0)::int8 from pg_stat_progress_copy where relid <> 0";
-        let is_there = satgres.data_dir().join("pg/postmaster.pid").exists();
-        copies = if is_there { satgres.psql(rows) } else { Vec::new() };
-        copies.first().is_some_and(|row| row[0] != "0") || !run.is_running()
-    });
+        Running::run(&satgres, blocks_dir(), &["--batch-bytes", "10KiB", "--pipeline-bytes", "200KiB"]);
+    stalled(&satgres);
     let signalled = Instant::now();
     run.signal(libc::SIGTERM);
+    run.wait_for("closing the open segment", 1);
+    go_on(&satgres);
     let (status, said) = run.wait();
     assert_eq!(status.code(), Some(130), "{said}");
     assert!(signalled.elapsed() < Duration::from_secs(60), "{said}");
@@ -238,11 +277,9 @@ fn a_signal_closes_the_open_segment_at_its_last_whole_block() {
 #[test]
 fn a_second_signal_ends_at_once() {
     let satgres = Satgres::new();
+    let _stall = stall(&satgres, 1);
     let mut run = Running::run(&satgres, blocks_dir(), &SEGMENT);
-    run.wait_for("PROFILE: Loaded segment ", 1);
-    // The end of the open segment has to wait for this.
-    let _lock = session(&satgres, "begin; lock table ops.segments in share mode; select pg_sleep(1000)");
-    let locking = backend_of(&satgres, "pg_sleep");
+    stalled(&satgres);
     run.signal(libc::SIGINT);
     run.wait_for("a second one ends at once", 1);
     std::thread::sleep(Duration::from_secs(1));
@@ -252,7 +289,7 @@ fn a_second_signal_ends_at_once() {
     let (status, said) = run.wait();
     assert_eq!(status.code(), Some(130), "{said}");
     assert!(signalled.elapsed() < Duration::from_secs(5), "{said}");
-    satgres.value(&format!("select pg_terminate_backend({locking})"));
+    go_on(&satgres);
     satgres.run("regtest", blocks_dir(), &SEGMENT);
     assert_whole(&satgres);
 }
@@ -305,7 +342,7 @@ fn a_failed_build_ends_the_load_at_once() {
     assert_whole(&satgres);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_second_run_is_told_who_holds_the_database() {
     let satgres = Satgres::new();
     satgres.run("regtest", blocks_dir(), &SEGMENT);
@@ -316,11 +353,7 @@ async fn a_second_run_is_told_who_holds_the_database() {
         reconfigure: false,
     };
     let cluster = Cluster::start(options).await.unwrap();
-    let held = run_lock::RunLock::take(&cluster.pg_config()).await.unwrap();
-    let error = run_lock::RunLock::take(&cluster.pg_config()).await;
-    // One process may come again: it is its own lost connection that it meets, and that is ended.
-    drop(held);
-    let held = error.unwrap();
+    let held = RunLock::take(&cluster.pg_config()).await.unwrap();
     let blocks_dir = blocks_dir().to_str().unwrap().to_owned();
     let args = ["run", "--network", "regtest", "--blocks-dir", &blocks_dir, "--until-synced"];
     let finished = satgres.command(&args);
@@ -330,7 +363,8 @@ async fn a_second_run_is_told_who_holds_the_database() {
         assert!(finished.stderr.contains(text), "{text}\n{}", finished.stderr);
     }
     drop(held);
-    assert!(satgres.command(&args).status.success());
+    let finished = satgres.command(&args);
+    assert!(finished.status.success(), "{}", finished.stderr);
 }
 
 #[test]

@@ -53,7 +53,9 @@ impl Progress {
         self.blocks.store(u64::from(height - self.height_first) + 1, Ordering::Relaxed);
         self.txs.fetch_add(txs, Ordering::Relaxed);
         self.rows.fetch_add(rows, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        if self.bytes.fetch_add(bytes, Ordering::Relaxed) == 0 {
+            info!(height, "first new rows are on their way to the server");
+        }
     }
 
     /// Returns the seconds that are left at the mean rate so far, weighted by bytes; `None` before the first batch.

@@ -17,13 +17,13 @@ pub struct Running {
     child: Child,
     said: Arc<Mutex<String>>,
     began: Instant,
-    /// Time from the start to the first line that contains [`Running::MARK`].
+    /// Time from the start to the first line that says that rows come in.
     marked: Arc<Mutex<Option<Duration>>>,
 }
 
 impl Running {
-    /// What says that rows come in: the first one of a load, or the first segment.
-    pub const MARK: &'static str = "first rows";
+    /// What says that rows come in.
+    const MARK: &'static str = "first new rows are on their way";
 
     /// Starts a command with `--data-dir`.
     pub fn start(satgres: &Satgres, args: &[&str]) -> Running {
