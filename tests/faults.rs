@@ -404,3 +404,52 @@ fn a_stop_during_recovery_ends() {
     }
     assert_whole(&satgres);
 }
+
+/// A small file system for a data directory, of which the server has ended before it goes.
+struct Mount<'a>(&'a Satgres);
+
+impl Mount<'_> {
+    fn of<'a>(satgres: &'a Satgres, size: &str) -> Option<Mount<'a>> {
+        std::fs::create_dir(satgres.data_dir()).unwrap();
+        let mounted =
+            mount(&["-t", "tmpfs", "-o", &format!("size={size},mode=0755"), "satgres-test"], satgres);
+        mounted.then_some(Mount(satgres))
+    }
+}
+
+fn mount(args: &[&str], satgres: &Satgres) -> bool {
+    let status = std::process::Command::new("mount").args(args).arg(satgres.data_dir()).status();
+    status.is_ok_and(|status| status.success())
+}
+
+impl Drop for Mount<'_> {
+    fn drop(&mut self) {
+        self.0.command(&["pg", "stop"]);
+        let _ = std::process::Command::new("umount").arg(self.0.data_dir()).status();
+    }
+}
+
+#[test]
+fn a_full_disk_is_waited_for_and_named() {
+    let satgres = Satgres::new();
+    let Some(_mount) = Mount::of(&satgres, "110m") else {
+        eprintln!("SKIPPED: a file system of a test's own needs root");
+        return;
+    };
+    let chain = TempDir::new().unwrap();
+    let options = Options { blocks: 600, txs_per_block: 80, seed: 31, out: chain.path().to_owned() };
+    generate(&options).unwrap();
+    let mut run = Running::run(&satgres, chain.path(), &["--segment-bytes", "4MiB"]);
+    run.wait_for("the disk is full: make room. Now ", 2);
+    let at = format!(" are free on the file system at {}, which holds ", satgres.data_dir().display());
+    assert!(run.said().contains(&at), "{}", run.said());
+    assert!(run.is_running());
+    assert!(mount(&["-o", "remount,size=2g"], &satgres));
+    let (status, said) = run.wait();
+    assert!(status.success(), "{said}");
+    satgres.verify();
+    let digest = satgres.digest();
+    let other = Satgres::new();
+    other.run("regtest", chain.path(), &[]);
+    assert_eq!(digest, other.digest());
+}

@@ -74,6 +74,13 @@ impl Matrix {
     }
 }
 
+/// What a kill came to.
+enum Outcome {
+    Whole,
+    /// The run had ended before: after so many seconds.
+    TooLate(f64),
+}
+
 /// What an uninterrupted run gives.
 struct Whole {
     seconds: f64,
@@ -122,8 +129,11 @@ fn phase(said: &str) -> String {
     ];
     let mut phase = "before the scan".to_owned();
     for line in said.lines() {
-        if let Some((_, name)) = marks.iter().find(|(mark, _)| line.contains(mark)) {
-            (*name).clone_into(&mut phase);
+        if let Some((mark, name)) = marks.iter().find(|(mark, _)| line.contains(mark)) {
+            let is_restart = *mark == "PostgreSQL started" && phase == "entering LIVE";
+            if !is_restart {
+                (*name).clone_into(&mut phase);
+            }
         }
         if let Some(rest) = line.split("PROFILE: Loaded segment ").nth(1) {
             let id: u32 = rest.split(':').next().unwrap().parse().unwrap();
@@ -175,7 +185,7 @@ fn after_any_kill_the_same_command_goes_on() {
     let began = Instant::now();
     let (status, said) = run.wait();
     assert!(status.success(), "{said}");
-    let whole = Whole {
+    let mut whole = Whole {
         seconds: began.elapsed().as_secs_f64(),
         digest: satgres.digest(),
         disk_bytes: disk_bytes(&satgres),
@@ -191,12 +201,20 @@ fn after_any_kill_the_same_command_goes_on() {
     );
     let mut failures = Vec::new();
     for (at, victim) in matrix.victims.iter().enumerate() {
-        // As before the first run: a server that runs, with its settings for the replay, and no chain.
-        let satgres = Satgres::new();
-        assert!(satgres.command(&["pg", "start"]).status.success());
-        if let Err(failure) = once(&matrix, &satgres, &whole, *victim, spread(at) * whole.seconds, at) {
-            println!("{victim:?} | FAILED: {failure}");
-            failures.push(failure);
+        loop {
+            // As before the first run: a server that runs, with its settings for the replay, and no chain.
+            let satgres = Satgres::new();
+            assert!(satgres.command(&["pg", "start"]).status.success());
+            match once(&matrix, &satgres, &whole, *victim, spread(at) * whole.seconds, at) {
+                Ok(Outcome::Whole) => break,
+                // The machine had more to do when the first run was measured.
+                Ok(Outcome::TooLate(seconds)) => whole.seconds = seconds,
+                Err(failure) => {
+                    println!("{victim:?} | FAILED: {failure}");
+                    failures.push(failure);
+                    break;
+                }
+            }
         }
     }
     assert!(failures.is_empty(), "{failures:#?}");
@@ -210,12 +228,15 @@ fn once(
     victim: Victim,
     at_seconds: f64,
     number: usize,
-) -> Result<(), String> {
+) -> Result<Outcome, String> {
     let mut run = matrix.start(satgres);
     while run.elapsed().as_secs_f64() < at_seconds && run.is_running() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let at = run.elapsed().as_secs_f64();
+    if !run.is_running() {
+        return Ok(Outcome::TooLate(at.min(at_seconds)));
+    }
     let hit = phase(&run.said());
     let before = run.said();
     let killed = Instant::now();
@@ -271,5 +292,5 @@ fn once(
     if is_checked && percent.abs() > DISK_PERCENT_MAX {
         return fail(format!("disk use differs by {percent:+.1} %"));
     }
-    Ok(())
+    Ok(Outcome::Whole)
 }

@@ -486,6 +486,48 @@ async fn blocking<T: Send + 'static>(
 mod tests {
     use super::*;
 
+    /// Process ids of the server's own processes with such a title.
+    fn children(pid: i32, title: &str) -> Vec<i32> {
+        let listed = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        let is_wanted = |pid: &i32| {
+            fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains(title))
+        };
+        listed.split_whitespace().filter_map(|pid| pid.parse().ok()).filter(is_wanted).collect()
+    }
+
+    /// PostgreSQL 15, told to stop while it recovered, waited for its checkpointer for ever.
+    #[tokio::test]
+    async fn a_server_that_waits_for_its_checkpointer_for_ever_is_stopped_all_the_same() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let open = fs::Permissions::from_mode(0o755);
+        let temp = tempfile::Builder::new().prefix("satgres-test-").permissions(open).tempdir().unwrap();
+        let data_dir = temp.path().join("data");
+        let settings = conf::replay(2);
+        let options = Options { data_dir, pg_bin: None, settings, reconfigure: false };
+        let waits = postmaster::StopWaits {
+            fast: Duration::from_secs(2),
+            recovering: Duration::from_secs(2),
+            harder: Duration::from_secs(2),
+        };
+        // A stopped server takes no signal but the last; a stopped child of it is killed by the server itself, or by us.
+        for is_server in [false, true] {
+            let cluster = Cluster::start(options.clone()).await.unwrap();
+            let pid = cluster.postmaster().pid;
+            let checkpointer = children(pid, "checkpointer");
+            assert_eq!(checkpointer.len(), 1);
+            let held = if is_server { pid } else { checkpointer[0] };
+            // SAFETY: processes that this test has started.
+            assert_eq!(unsafe { libc::kill(held, libc::SIGSTOP) }, 0);
+            let (pg_dir, account) = (cluster.pg_dir(), cluster.account.clone());
+            blocking(move || Ok(postmaster::stop(pid, &pg_dir, &account, &waits)?)).await.unwrap();
+            assert!(!cluster.is_up());
+            assert_eq!(postmaster::running(&cluster.pg_dir(), &cluster.account).unwrap(), None);
+        }
+        let cluster = Cluster::start(options.clone()).await.unwrap();
+        assert!(cluster.is_up());
+        assert!(Cluster::stop(options.data_dir).await.unwrap());
+    }
+
     #[test]
     fn a_path_with_odd_bytes_survives_in_a_url() {
         assert_eq!(percent_encode(b"/tmp/a b&c=d%\xc3\xa9"), "/tmp/a%20b%26c%3Dd%25%C3%A9");

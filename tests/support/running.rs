@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::Satgres;
 
 /// Nothing in the tests takes nearly as long.
-const DEADLINE: Duration = Duration::from_secs(240);
+const DEADLINE: Duration = Duration::from_secs(600);
 
 /// A running command; it is killed when it is dropped.
 #[derive(Debug)]
