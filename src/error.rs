@@ -106,17 +106,20 @@ impl From<Stopped> for Error {
 }
 
 impl Error {
-    /// What is to be waited out, if that can help. A server that does not start may yet do so: its disk is full, or what
-    /// a killed one left behind is still going away.
+    /// What is to be waited out, if that can help. `is_reached` tells that the server was there before in this run: one
+    /// that does not start again may yet do so.
     #[must_use]
-    pub fn trouble(&self) -> Option<Trouble> {
-        use pg::cluster::{Error as Cluster, PostmasterError};
+    pub fn trouble(&self, is_reached: bool) -> Option<Trouble> {
+        use pg::cluster::{Error as Cluster, PostmasterError as Postmaster};
         match self {
-            Error::ServerLost => Some(Trouble::Gone),
-            Error::Cluster(Cluster::Postmaster(PostmasterError::Died { tail, .. })) => {
-                if tail.contains("No space left on device") { Some(Trouble::Disk) } else { None }
+            Error::ServerLost | Error::Cluster(Cluster::Postmaster(Postmaster::Leftovers { .. })) => {
+                Some(Trouble::Gone)
             }
-            Error::Cluster(Cluster::Postmaster(PostmasterError::Leftovers { .. })) => Some(Trouble::Gone),
+            Error::RunLock(pg::run_lock::Error::Leftovers { .. }) => Some(Trouble::Conflict),
+            Error::Cluster(Cluster::Postmaster(Postmaster::Died { tail, .. })) => {
+                let is_full = tail.contains("No space left on device");
+                if is_full { Some(Trouble::Disk) } else { is_reached.then_some(Trouble::Starting) }
+            }
             error => trouble(error),
         }
     }

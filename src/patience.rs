@@ -92,7 +92,7 @@ impl Patience {
         stop: &Stop,
         data_dir: &Path,
     ) -> Result<(), Error> {
-        let trouble = match error.trouble() {
+        let trouble = match error.trouble(self.is_reached) {
             Some(_) if stop.is_asked() => return Err(Error::Interrupted),
             Some(trouble) => trouble,
             None if matches!(error, Error::Replay(ReplayError::Stopped)) => return Err(Error::Interrupted),

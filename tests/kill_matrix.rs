@@ -286,7 +286,7 @@ fn once(
     let orphans = "select count(*) from pg_stat_activity where application_name like 'satgres run%'";
     wait_until("the backends of the run have ended", || satgres.value(orphans) == "0");
     let percent = 100.0 * (disk_bytes(satgres) as f64 / whole.disk_bytes as f64 - 1.0);
-    let first_row = first_row.map_or("-".to_owned(), |time| format!("{:.2}", time.as_secs_f64()));
+    let first_row = first_row.map_or_else(|| "-".to_owned(), |time| format!("{:.2}", time.as_secs_f64()));
     println!("{name} | {at:.1} | {hit} | {first_row} | {redone} | {seconds:.1} | {percent:+.1} | whole");
     let is_checked = victim == Victim::Satgres || DISK_IS_CHECKED_AFTER_SERVER_KILLS;
     if is_checked && percent.abs() > DISK_PERCENT_MAX {
