@@ -1,7 +1,8 @@
 //! What the commands do, from a data directory to a result: each a short list of steps.
 //!
 //! In: settings. Out: a running server with a queryable chain, or the result of a check. Called by the command line only.
-//! The private server outlives every command but `pg stop`.
+//! The private server outlives every command but `pg stop`. `run` makes attempts: each opens the server, takes the lock of
+//! the database, and does whatever is missing; a trouble that passes is waited out before the next.
 
 use std::time::Duration;
 

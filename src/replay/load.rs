@@ -1,7 +1,8 @@
 //! Loads segments: rows from the pipeline go out through one COPY a table.
 //!
 //! In: segments and the UTXO set before their first block. Out: segments marked `loaded`, each handed on for its
-//! indexes. One segment is open at a time, so that a kill never costs more than one.
+//! indexes. One segment is open at a time, so that a kill never costs more than one. Where the pipeline is closed early, the
+//! open segment ends at the last block that it gave, and its tables get the bounds that they really have.
 
 use std::sync::Arc;
 

@@ -2,7 +2,8 @@
 //!
 //! In: the batches of the segments to load. Out: encoded rows, batch by batch but in any order of batches, on a bounded
 //! channel for the writer; between them late rows and the segments' ends. Everything in flight is paid for at the gate, in chain order, so that the oldest batch can
-//! always go on. The first failure in chain order ends the pipeline and is what the writer is told.
+//! always go on. The first failure in chain order ends the pipeline and is what the writer is told. Closed early, it gives what
+//! was read and ends the open segment there.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
