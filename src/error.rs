@@ -3,7 +3,10 @@
 //! In: any module's error that reached the command line. Out: a code by which scripts tell what to do next. Modules
 //! keep their own enums; this one only sorts them by who must act.
 
-use crate::{config, pg, replay::ReplayError};
+use crate::pg::reaction::{Trouble, trouble};
+use crate::replay::ReplayError;
+use crate::stop::Stopped;
+use crate::{config, pg};
 
 /// Exit codes and their meaning, as `--help` lists them.
 #[macro_export]
@@ -22,6 +25,9 @@ macro_rules! exit_codes {
     };
 }
 
+/// Exit code after a signal.
+pub const INTERRUPTED: u8 = 130;
+
 /// What reached the command line.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -37,6 +43,22 @@ pub enum Error {
     /// No connection.
     #[error(transparent)]
     Pool(#[from] pg::pool::Error),
+    /// Another run is at work, or the lock that proves it cannot be had.
+    #[error(transparent)]
+    RunLock(#[from] pg::run_lock::Error),
+    /// What should have passed by itself did not.
+    #[error("gave up after {tries} tries in {seconds} s; nothing is lost: the same command goes on")]
+    GaveUp {
+        /// Tries since the last step that was done.
+        tries: u32,
+        /// Seconds since the first of them.
+        seconds: u64,
+        /// The last failure.
+        source: Box<Error>,
+    },
+    /// The connection that holds the lock was lost while nothing else was asked of the server.
+    #[error("the connection to PostgreSQL was lost")]
+    ServerLost,
     /// No schema.
     #[error(transparent)]
     Schema(#[from] pg::schema::Error),
@@ -96,7 +118,31 @@ pub enum Error {
     Interrupted,
 }
 
+impl From<Stopped> for Error {
+    fn from(_: Stopped) -> Self {
+        Error::Interrupted
+    }
+}
+
 impl Error {
+    /// What is to be waited out, if that can help. `is_reached` tells that the server was there before in this run: one
+    /// that does not start again may yet do so.
+    #[must_use]
+    pub fn trouble(&self, is_reached: bool) -> Option<Trouble> {
+        use pg::cluster::{Error as Cluster, PostmasterError as Postmaster};
+        match self {
+            Error::ServerLost | Error::Cluster(Cluster::Postmaster(Postmaster::Leftovers { .. })) => {
+                Some(Trouble::Gone)
+            }
+            Error::RunLock(pg::run_lock::Error::Leftovers { .. }) => Some(Trouble::Conflict),
+            Error::Cluster(Cluster::Postmaster(Postmaster::Died { tail, .. })) => {
+                let is_full = tail.contains("No space left on device");
+                if is_full { Some(Trouble::Disk) } else { is_reached.then_some(Trouble::Starting) }
+            }
+            error => trouble(error),
+        }
+    }
+
     /// The exit code.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
@@ -105,9 +151,12 @@ impl Error {
             | Error::Chaingen(_)
             | Error::NothingLoaded { .. }
             | Error::NothingInDatabase { .. } => 1,
-            Error::Interrupted => 130,
+            Error::Interrupted => INTERRUPTED,
+            Error::RunLock(pg::run_lock::Error::Held { .. }) => 1,
+            Error::GaveUp { source, .. } => source.exit_code(),
             Error::Source(_)
             | Error::Replay(ReplayError::Source(_) | ReplayError::Block(_) | ReplayError::Gone { .. }) => 3,
+            Error::Replay(ReplayError::Stopped) => INTERRUPTED,
             Error::Replay(ReplayError::System { .. } | ReplayError::CoinFiles(_)) => 1,
             Error::Replay(_) | Error::Verify(_) => 4,
             Error::VerifyFailed { .. } => 5,
@@ -116,7 +165,9 @@ impl Error {
             | Error::NotOurs { .. }
             | Error::External(pg::external::Error::Target(_))
             | Error::Schema(pg::schema::Error::Mismatch { .. }) => 2,
-            Error::Cluster(_)
+            Error::ServerLost
+            | Error::Cluster(_)
+            | Error::RunLock(_)
             | Error::External(_)
             | Error::Pool(_)
             | Error::Schema(_)

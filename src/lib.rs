@@ -15,8 +15,10 @@ pub mod config;
 pub mod error;
 pub mod logging;
 pub mod network;
+pub mod patience;
 pub mod plan;
 pub mod resources;
+pub mod stop;
 
 pub mod chain;
 pub mod pg;

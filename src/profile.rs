@@ -11,13 +11,23 @@
 use std::{
     io::{IsTerminal as _, Write as _},
     os::{fd::AsFd, unix::fs::MetadataExt as _},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use tokio_postgres::Client;
 use tracing::info;
 
+use crate::pg::reaction::trouble;
 use crate::status::Board;
+
+/// Rows that wait for a server.
+static UNWRITTEN: Mutex<Vec<PhaseRow>> = Mutex::new(Vec::new());
+/// Most of them; a run that writes more without a server has given up long before.
+const UNWRITTEN_MAX: usize = 1_000;
 
 /// The clock of one run of the service.
 #[derive(Debug, Clone)]
@@ -29,6 +39,7 @@ pub struct Profile {
     /// Whether lines also go to the log.
     log_too: bool,
     board: Board,
+    steps: Arc<AtomicU64>,
 }
 
 /// A phase that has begun.
@@ -87,6 +98,7 @@ impl Profile {
             started: SystemTime::now(),
             log_too,
             board: Board::default(),
+            steps: Arc::default(),
         }
     }
 
@@ -100,6 +112,17 @@ impl Profile {
     #[must_use]
     pub fn board(&self) -> &Board {
         &self.board
+    }
+
+    /// Counts a step that no failure can undo any more: a segment loaded, an index built, a segment attached.
+    pub fn step_done(&self) {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Steps done in this run.
+    #[must_use]
+    pub fn steps_done(&self) -> u64 {
+        self.steps.load(Ordering::Relaxed)
     }
 
     /// Start of the run, microseconds since 1970: its number in `ops.phases`.
@@ -177,11 +200,31 @@ fn line(text: &str, time: Duration, height: Option<u32>) -> String {
 }
 
 impl PhaseRow {
-    /// Inserts the row; a failure is logged and costs no more than the row.
+    /// Inserts the row. Where the server went away meanwhile the row waits for the next one that is recorded; any other
+    /// failure is logged and costs no more than the row.
     pub async fn record(&self, client: &Client) {
-        if let Err(error) = self.insert(client).await {
-            tracing::warn!(phase = self.phase, %error, "a row of ops.phases was not written");
+        let mut rows = std::mem::take(&mut *UNWRITTEN.lock().unwrap_or_else(PoisonError::into_inner));
+        rows.push(self.clone());
+        let mut left = Vec::new();
+        for row in rows {
+            // Behind one that could not be written the others wait, too.
+            match if left.is_empty() {
+                row.insert(client).await
+            } else {
+                left.push(row);
+                continue;
+            } {
+                Ok(()) => {}
+                Err(error) if trouble(&error).is_some() => left.push(row),
+                Err(error) => {
+                    tracing::warn!(phase = row.phase, %error, "a row of ops.phases was not written")
+                }
+            }
         }
+        let mut unwritten = UNWRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
+        left.append(&mut unwritten);
+        left.truncate(UNWRITTEN_MAX);
+        *unwritten = left;
     }
 
     /// Inserts the row.

@@ -20,11 +20,13 @@ mod utxos;
 
 use std::collections::HashSet;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use deadpool_postgres::Pool;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::{JoinError, JoinSet};
 use tracing::{info, warn};
 
 use self::load::{LoadError, load_segments};
@@ -42,6 +44,7 @@ use crate::profile::{Figures, Profile};
 use crate::rows::Store;
 use crate::source::{BlockFiles, HeaderTree, ScannedHeaders, SourceError};
 use crate::status::Step;
+use crate::stop::{Stop, Stopped};
 
 /// What a replay is run with.
 #[derive(Clone, Debug)]
@@ -113,6 +116,9 @@ pub enum ReplayError {
         /// What the server said.
         source: tokio_postgres::Error,
     },
+    /// A signal came first.
+    #[error("stopped by a signal")]
+    Stopped,
     /// The system gives no randomness, or a thread died: a defect or a broken machine.
     #[error("{what}: {source}")]
     System {
@@ -123,6 +129,12 @@ pub enum ReplayError {
     },
 }
 
+impl From<Stopped> for ReplayError {
+    fn from(_: Stopped) -> Self {
+        ReplayError::Stopped
+    }
+}
+
 /// What a replay ended with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
@@ -130,26 +142,25 @@ pub struct Outcome {
     pub tip_height: u32,
 }
 
-/// Brings the database to the tip that the block files hold.
+/// Brings the database to the tip that the block files hold; may be called again with the same `found` after a failure
+/// of the server's. On a signal it closes the open segment early, or drops what it is about.
 ///
 /// # Errors
 /// [`ReplayError`], whose text says what to do.
 pub async fn run(
     pool: &Pool,
-    found: FoundBlocks,
+    found: &mut FoundBlocks,
     options: &ReplayOptions,
     profile: &Profile,
+    stop: &Stop,
 ) -> Result<Outcome, ReplayError> {
     // 1. What blocks are there, in the files and in the database?
     profile.board().step(Step::Compare);
     let mut client = pool.get().await.map_err(pool::Error::from)?;
-    let held = reconcile::held_blocks(&client).await?;
-    let files = Arc::new(found.files);
-    let tree = Arc::new(found.headers.link(&files, &held)?);
-    drop(held);
+    let files = Arc::clone(&found.files);
+    let tree = found.tree(&client).await?;
 
     let mut unwritten: HashSet<Hash32> = HashSet::new();
-    let mut is_entered = false;
     let mut damages = 0;
     loop {
         // 2. Away with what an interrupted load left behind.
@@ -169,25 +180,26 @@ pub async fn run(
         let mut set = None;
         if let Some(first) = segments.first() {
             let height_first = *first.heights.start();
-            set = utxos::resume(pool, &chain, height_first, &options.utxos, profile).await?;
+            set = stop.or(utxos::resume(pool, &chain, height_first, &options.utxos, profile)).await??;
             if set.is_none() {
                 if present.iter().any(|segment| !segment.is_attached) {
-                    load_and_restore(pool, &chain, present, Vec::new(), None, options, profile).await?;
+                    load_and_restore(pool, &chain, present, Vec::new(), None, options, profile, stop).await?;
                     present = reconcile::segments(&client).await?;
                 }
-                set = Some(utxos::rebuild(pool, &chain, height_first, &options.utxos, profile).await?);
+                let rebuilt = utxos::rebuild(pool, &chain, height_first, &options.utxos, profile);
+                set = Some(stop.or(rebuilt).await??);
             }
         }
 
         // 5. Load what is missing, restore and attach what is loaded.
-        if !segments.is_empty() && !is_entered {
-            is_entered = true;
+        if !segments.is_empty() && !found.is_entered {
+            found.is_entered = true;
             profile
                 .reached("Entered REINDEX sync from start state", Figures::default())
                 .record(&client)
                 .await;
         }
-        let failure = load_and_restore(pool, &chain, present, segments, set, options, profile).await?;
+        let failure = load_and_restore(pool, &chain, present, segments, set, options, profile, stop).await?;
         match failure {
             None => {
                 reconcile::record_stale_blocks(&mut client, &chain).await?;
@@ -206,20 +218,56 @@ pub async fn run(
 /// The blocks of a directory, by their headers.
 #[derive(Debug)]
 pub struct FoundBlocks {
-    files: BlockFiles,
-    headers: ScannedHeaders,
+    files: Arc<BlockFiles>,
+    headers: Headers,
+    /// Whether a load of them has begun in this process.
+    is_entered: bool,
+}
+
+#[derive(Debug)]
+enum Headers {
+    Scanned(Box<ScannedHeaders>),
+    Linked(Arc<HeaderTree>),
+    /// Linking failed: the user must act.
+    Gone,
+}
+
+impl Headers {
+    fn len(&self) -> usize {
+        match self {
+            Headers::Scanned(headers) => headers.len(),
+            Headers::Linked(_) | Headers::Gone => 0,
+        }
+    }
 }
 
 impl FoundBlocks {
+    /// Links the headers with the blocks that the database holds, the first time.
+    async fn tree(&mut self, client: &deadpool_postgres::Object) -> Result<Arc<HeaderTree>, ReplayError> {
+        if let Headers::Linked(tree) = &self.headers {
+            return Ok(Arc::clone(tree));
+        }
+        let held = reconcile::held_blocks(client).await?;
+        let Headers::Scanned(headers) = std::mem::replace(&mut self.headers, Headers::Gone) else {
+            unreachable!("nobody comes again after linking has failed")
+        };
+        let tree = Arc::new(headers.link(&self.files, &held)?);
+        self.headers = Headers::Linked(Arc::clone(&tree));
+        Ok(tree)
+    }
+
     /// Returns the active chain as the files alone suggest it.
     ///
     /// # Errors
     /// As [`ScannedHeaders::link`].
+    ///
+    /// # Panics
+    /// If a replay has linked the headers already.
     pub fn into_chain(self) -> Result<Chain, SourceError> {
-        let files = Arc::new(self.files);
-        let tree = Arc::new(self.headers.link(&files, &[])?);
+        let Headers::Scanned(headers) = self.headers else { panic!("nobody has linked the headers before") };
+        let tree = Arc::new(headers.link(&self.files, &[])?);
         let active = tree.active_chain(&HashSet::new(), None);
-        Ok(Chain { files, tree, active })
+        Ok(Chain { files: self.files, tree, active })
     }
 }
 
@@ -233,8 +281,8 @@ pub async fn scan(options: &ReplayOptions) -> Result<FoundBlocks, ReplayError> {
     let files = BlockFiles::open(&options.blocks_dir, options.network)?;
     let threads = options.threads;
     let found = tokio::task::spawn_blocking(move || {
-        let headers = HeaderTree::scan(&files, threads)?;
-        Ok::<_, SourceError>(FoundBlocks { files, headers })
+        let headers = Headers::Scanned(Box::new(HeaderTree::scan(&files, threads)?));
+        Ok::<_, SourceError>(FoundBlocks { files: Arc::new(files), headers, is_entered: false })
     });
     let found = found
         .await
@@ -259,7 +307,8 @@ fn missing_segments(chain: &Chain, present: &[SegmentRow], options: &ReplayOptio
 }
 
 /// Loads new segments while the indexes of earlier ones are built; returns why loading ended early, if it did and the
-/// reason lies in a block.
+/// reason lies in a block. A failure of either side ends the other at once.
+#[expect(clippy::too_many_arguments, reason = "the one place where all parts of the main path meet")]
 async fn load_and_restore(
     pool: &Pool,
     chain: &Arc<Chain>,
@@ -268,6 +317,7 @@ async fn load_and_restore(
     set: Option<UtxoSet>,
     options: &ReplayOptions,
     profile: &Profile,
+    stop: &Stop,
 ) -> Result<Option<PipelineError>, ReplayError> {
     let is_loading = !segments.is_empty();
     let (loaded, to_restore) = mpsc::unbounded_channel();
@@ -276,12 +326,27 @@ async fn load_and_restore(
     for segment in present.iter().filter(|segment| !segment.is_attached) {
         let _ = loaded.send(segment.clone());
     }
-    let restoring =
-        tokio::spawn(restore(pool.clone(), to_restore, builds, options.build_bytes, profile.clone()));
-    let ended = match set {
-        Some(set) => load(pool, chain, set, segments, &loaded, options, profile).await,
-        None => Ok(None),
-    };
+    // Whichever way this function is left, the task ends with it.
+    let mut restoring = JoinSet::new();
+    restoring.spawn(restore(pool.clone(), to_restore, builds, options.build_bytes, profile.clone()));
+    let mut ended = None;
+    if let Some(set) = set {
+        let (give_up, given_up) = oneshot::channel();
+        let mut loading = pin!(load(pool, chain, set, segments, &loaded, options, profile, stop, given_up));
+        tokio::select! {
+            loaded = &mut loading => ended = loaded?,
+            // While `loaded` is open it ends only by failing. The threads of the load use files that the next try needs.
+            failed = restoring.join_next() => {
+                let _ = give_up.send(());
+                let _ = loading.await;
+                restored_by(failed)?;
+                return Err(ReplayError::Load(LoadError::GivenUp));
+            }
+        }
+    }
+    if stop.is_asked() {
+        return Err(ReplayError::Stopped);
+    }
     let client = pool.get().await.map_err(pool::Error::from)?;
     // In this order: when the list of segments ends, all cores must be known to be free.
     let _ = builds_sender.send(options.builds_max);
@@ -293,10 +358,8 @@ async fn load_and_restore(
         profile.reached(what, Figures::default()).record(&client).await;
     }
     let display = show_builds(pool.clone(), options.builds_max);
-    let restored = wait_for(restoring).await;
+    let restored = restored_by(stop.or(restoring.join_next()).await?)?;
     drop(display);
-    let ended = ended?;
-    let restored = restored?;
     if restored.segments > 0 {
         profile.ended(&phase, "Restored table indexes", Figures::default()).record(&client).await;
         let seconds = Duration::from_secs_f64(restored.attach_seconds);
@@ -310,13 +373,15 @@ pub(crate) fn builds_while_loading(builds_max: usize) -> usize {
     (builds_max / 2).max(1)
 }
 
-async fn wait_for(
-    restoring: tokio::task::JoinHandle<Result<Restored, RestoreError>>,
+/// How the task that restores ended.
+fn restored_by(
+    joined: Option<Result<Result<Restored, RestoreError>, JoinError>>,
 ) -> Result<Restored, ReplayError> {
-    let joined = restoring.await;
+    let joined = joined.expect("one task was spawned, and is awaited once");
     Ok(joined.map_err(|error| ReplayError::System { what: "restoring indexes", source: error.into() })??)
 }
 
+#[expect(clippy::too_many_arguments, reason = "as its only caller")]
 async fn load(
     pool: &Pool,
     chain: &Arc<Chain>,
@@ -325,6 +390,8 @@ async fn load(
     loaded: &mpsc::UnboundedSender<SegmentRow>,
     options: &ReplayOptions,
     profile: &Profile,
+    stop: &Stop,
+    given_up: oneshot::Receiver<()>,
 ) -> Result<Option<PipelineError>, ReplayError> {
     let bytes_total = segments.iter().map(|segment| segment.block_bytes).sum();
     let height_first = segments.first().map_or(0, |segment| *segment.heights.start());
@@ -340,21 +407,40 @@ async fn load(
         progress: Arc::clone(&progress),
     };
     let mut pipeline = Pipeline::start(chain, segments.clone(), set, &pipeline_options);
+    let closer = pipeline.closer();
+    let closing = async {
+        stop.asked().await;
+        info!("closing the open segment at the last block that was read");
+        closer.close();
+        std::future::pending::<()>().await;
+    };
     let display = show_load(&progress);
-    let ended = load_segments(pool, &mut pipeline, &segments, loaded, profile, &progress).await;
+    let ended = tokio::select! {
+        ended = load_segments(pool, &mut pipeline, &segments, loaded, profile, &progress) => ended,
+        Ok(()) = given_up => Err(LoadError::GivenUp),
+        () = closing => unreachable!("it never ends"),
+    };
     drop(display);
+    // Also after a failure: the next try must not meet these threads at work on the same files.
     let finished = tokio::task::spawn_blocking(move || pipeline.finish())
         .await
         .map_err(|error| ReplayError::System { what: "ending the pipeline", source: error.into() })?;
     match ended {
-        Ok(()) => {
+        Ok(loaded_last) => {
             // Every row is in; what could fail is the last checkpoint.
             let mut set = match finished {
                 Ok(set) => set,
                 Err(error) => return Ok(Some(error)),
             };
-            set.forget_before(height_last)?;
-            info!(coins = set.coin_count(), bytes = set.allocated_bytes(), "UTXO set at the tip");
+            if let Some(height) = loaded_last {
+                set.forget_before(height)?;
+            }
+            info!(
+                coins = set.coin_count(),
+                bytes = set.allocated_bytes(),
+                height = loaded_last,
+                "UTXO set at the last height that is loaded"
+            );
             Ok(None)
         }
         Err(LoadError::Pipeline(error)) => Ok(Some(error)),

@@ -1,15 +1,20 @@
 //! What the commands do, from a data directory to a result: each a short list of steps.
 //!
 //! In: settings. Out: a running server with a queryable chain, or the result of a check. Called by the command line only.
-//! The private server outlives every command but `pg stop`.
+//! The private server outlives every command but `pg stop`. `run` makes attempts: each opens the server, takes the lock of
+//! the database, and does whatever is missing; a trouble that passes is waited out before the next.
+
+use std::time::Duration;
 
 use deadpool_postgres::Pool;
 use tracing::{info, warn};
 
 use crate::config::{Detail, Settings, Tune};
 use crate::error::Error;
+use crate::patience::Patience;
 use crate::pg::cluster::{Cluster, ServiceLock};
 use crate::pg::external::{self, Purpose};
+use crate::pg::run_lock::RunLock;
 use crate::pg::schema::{self, Facts};
 use crate::pg::server::{self, Server};
 use crate::pg::{objects, pool, validate};
@@ -20,73 +25,173 @@ use crate::replay::{self, FoundBlocks, ReplayOptions};
 use crate::resources::Resources;
 use crate::rows::Store;
 use crate::status::Step;
+use crate::stop::Stop;
 use crate::verify::{Check, TableDigest, UtxoSetInfo};
 
-/// Loads what the block files hold and keeps it queryable; ends when that is so, or on a signal.
+/// How long backends may take to end when a run ends.
+const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// Loads what the block files hold and keeps it queryable; ends when that is so, or on a signal. A server that goes away
+/// is waited for, and started again where it is ours.
 ///
 /// # Errors
 /// [`Error`], by who must act.
 pub async fn run(settings: &Settings) -> Result<(), Error> {
     let profile = Profile::start();
+    let stop = Stop::on_signals();
     let _at_work = ServiceLock::take(&settings.data_dir)?;
-    let ended = serve(settings, &profile).await;
+    let ended = serve(settings, &profile, stop).await;
     profile.board().ended(&ended, settings.until_synced);
     ended
 }
 
-/// What [`run`] does once it alone is at work.
-async fn serve(settings: &Settings, profile: &Profile) -> Result<(), Error> {
-    let mut plans = Plans::new(settings)?;
+/// What [`run`] does once it alone is at work on the data directory.
+async fn serve(settings: &Settings, profile: &Profile, stop: Stop) -> Result<(), Error> {
+    let plans = Plans::new(settings)?;
     profile.board().publish(
         &settings.data_dir,
         settings.network,
         &[&plans.replay, &plans.restore, &plans.live],
     );
-    let found = replay::scan(&replay_options(settings, &plans)).await?;
+    let found = stop.or(replay::scan(&replay_options(settings, &plans))).await??;
     plans.log();
-    profile.board().step(Step::StartServer);
-    let mut server = Server::start(settings, Purpose::Load).await?;
-    profile.board().server(server.postmaster_pid());
-    external::log_advice(&server.advice(&plans.resources, &plans.replay, &plans.live));
-    plans.restore.builds = server.builds_max(plans.restore.builds);
-    let pool = pool::pool(server.target(), server.connections_max())?;
-    profile.board().step(Step::Install);
-    install(&pool, settings).await?;
-
-    let ending = signal();
-    let synced = tokio::select! {
-        synced = sync(&mut server, &pool, found, settings, &plans, profile) => synced.map(Some),
-        () = ending => Ok(None),
+    let profile = profile.clone();
+    let mut run = Run {
+        settings,
+        plans,
+        profile,
+        stop,
+        found,
+        patience: Patience::default(),
+        is_advised: false,
+        is_live: false,
     };
-    if synced?.is_none() {
-        info!("ended by a signal; the same command goes on from the last finished segment");
-        return Err(Error::Interrupted);
+    loop {
+        let Err(error) = run.attempt().await else { return Ok(()) };
+        let steps = run.profile.steps_done();
+        run.profile.board().step(Step::WaitForServer);
+        run.patience.wait_out(error, steps, &run.stop, &settings.data_dir).await?;
     }
-    if settings.until_synced {
-        return Ok(());
-    }
-    keep(&pool).await
 }
 
-/// Replays, and tells when everything is queryable.
-async fn sync(
-    server: &mut Server,
-    pool: &Pool,
+/// What lasts from one attempt to the next.
+struct Run<'a> {
+    settings: &'a Settings,
+    plans: Plans,
+    profile: Profile,
+    stop: Stop,
     found: FoundBlocks,
-    settings: &Settings,
-    plans: &Plans,
-    profile: &Profile,
-) -> Result<(), Error> {
-    let outcome = replay::run(pool, found, &replay_options(settings, plans), profile).await?;
-    replay::analyze(pool, profile).await?;
-    profile.board().step(Step::EnterLive);
-    enter_live(server, pool, settings, plans).await?;
-    profile.board().server(server.postmaster_pid());
-    profile.board().step(Step::Live);
-    let client = pool.get().await.map_err(pool::Error::from)?;
-    let figures = Figures { height: Some(outcome.tip_height), ..Figures::default() };
-    profile.reached("Entered LIVE sync from start state", figures).record(&client).await;
-    Ok(())
+    patience: Patience,
+    is_advised: bool,
+    is_live: bool,
+}
+
+impl Run<'_> {
+    /// Does whatever is missing, and keeps it, for as long as the server lasts.
+    async fn attempt(&mut self) -> Result<(), Error> {
+        self.profile.board().step(Step::StartServer);
+        let mut connected = self.open(None).await?;
+        self.patience.reached();
+        let tip_height = match self.sync(&connected).await {
+            Ok(tip_height) => tip_height,
+            Err(error) => {
+                connected.close().await;
+                return Err(error);
+            }
+        };
+        if self.is_live_due() {
+            // The first time that everything is queryable: one restart.
+            self.profile.board().step(Step::EnterLive);
+            connected.close().await;
+            connected = self.open(Some(&self.plans.live)).await?;
+        }
+        let kept = self.keep(&connected, tip_height).await;
+        connected.close().await;
+        kept
+    }
+
+    /// Opens the server, a private one with the settings of a plan, or with those of the phase that it is in.
+    async fn open(&self, plan: Option<&Plan>) -> Result<Connected, Error> {
+        let connected = Connected::open(self.settings, plan, &self.stop).await?;
+        self.profile.board().server(connected.server.postmaster_pid());
+        Ok(connected)
+    }
+
+    /// Installs the schema and replays; returns the tip.
+    async fn sync(&mut self, connected: &Connected) -> Result<u32, Error> {
+        let Connected { server, pool, .. } = connected;
+        if !self.is_advised {
+            self.is_advised = true;
+            external::log_advice(&server.advice(&self.plans.resources, &self.plans.replay, &self.plans.live));
+        }
+        self.profile.board().step(Step::Install);
+        install(pool, self.settings).await?;
+        let mut options = replay_options(self.settings, &self.plans);
+        options.builds_max = server.builds_max(options.builds_max);
+        let outcome = replay::run(pool, &mut self.found, &options, &self.profile, &self.stop).await?;
+        self.stop.or(replay::analyze(pool, &self.profile)).await??;
+        Ok(outcome.tip_height)
+    }
+
+    /// Whether the private server still has its settings for the replay.
+    fn is_live_due(&self) -> bool {
+        self.settings.database_url.is_none()
+            && self.settings.tune != Tune::Off
+            && Cluster::recorded_phase(&self.settings.data_dir) != Phase::Live
+    }
+
+    /// Tells that everything is queryable; then stays until a signal, and validates in the background what was added NOT
+    /// VALID.
+    async fn keep(&mut self, connected: &Connected, tip_height: u32) -> Result<(), Error> {
+        self.profile.board().step(Step::Live);
+        let client = connected.pool.get().await.map_err(pool::Error::from)?;
+        if !self.is_live {
+            self.is_live = true;
+            let figures = Figures { height: Some(tip_height), ..Figures::default() };
+            self.profile.reached("Entered LIVE sync from start state", figures).record(&client).await;
+        }
+        if self.settings.until_synced {
+            return Ok(());
+        }
+        info!("all that the block files hold is queryable; newer blocks are loaded at the next start");
+        if let Ok(validated) = self.stop.or(validate::validate_all(&client)).await {
+            for fault in validated? {
+                warn!(fault, "a constraint does not hold");
+            }
+            drop(client);
+            tokio::select! {
+                () = self.stop.asked() => {}
+                () = connected.lock.hangup().done() => return Err(Error::ServerLost),
+            }
+        }
+        info!("ended by a signal; PostgreSQL goes on, `satgres pg stop` ends the private one");
+        Ok(())
+    }
+}
+
+/// A server, the right to change its database, and connections that end with that right.
+struct Connected {
+    server: Server,
+    lock: RunLock,
+    pool: Pool,
+}
+
+impl Connected {
+    /// Reaches the server; a private one is started if it is down, waited for while it recovers, and given the settings.
+    /// Takes the lock.
+    async fn open(settings: &Settings, plan: Option<&Plan>, stop: &Stop) -> Result<Connected, Error> {
+        let server = stop.or(Server::start_with(settings, Purpose::Load, plan)).await??;
+        let target = server.target().named(pool::CONTROL);
+        let lock = stop.or(RunLock::take(&target)).await??;
+        let pool = pool::pool_until(target, server.connections_max(), lock.hangup().clone())?;
+        Ok(Connected { server, lock, pool })
+    }
+
+    /// Ends all connections and what they do on the server.
+    async fn close(self) {
+        self.pool.close();
+        self.lock.release(CLOSE_WAIT_MAX).await;
+    }
 }
 
 /// The memory plans of this run.
@@ -123,41 +228,6 @@ impl Plans {
             warn!("{warning}");
         }
     }
-}
-
-/// Gives the private server its settings for LIVE the first time that everything is queryable: one restart.
-async fn enter_live(
-    server: &mut Server,
-    pool: &Pool,
-    settings: &Settings,
-    plans: &Plans,
-) -> Result<(), Error> {
-    let Some(cluster) = server.private_mut() else { return Ok(()) };
-    if settings.tune == Tune::Off || Cluster::recorded_phase(&settings.data_dir) == Phase::Live {
-        return Ok(());
-    }
-    // Idle connections would report that the server went away.
-    pool.retain(|_, _| false);
-    cluster.reconfigure(settings.server_settings(&plans.live)).await?;
-    Ok(())
-}
-
-/// Stays until a signal; validates in the background what was added NOT VALID.
-async fn keep(pool: &Pool) -> Result<(), Error> {
-    info!("all that the block files hold is queryable; newer blocks are loaded at the next start");
-    let client = pool.get().await.map_err(pool::Error::from)?;
-    let validated = tokio::select! {
-        validated = validate::validate_all(&client) => Some(validated?),
-        () = signal() => None,
-    };
-    if let Some(faults) = validated {
-        for fault in faults {
-            warn!(fault, "a constraint does not hold");
-        }
-        signal().await;
-    }
-    info!("ended by a signal; PostgreSQL goes on (`satgres pg stop` ends the private one)");
-    Ok(())
 }
 
 async fn install(pool: &Pool, settings: &Settings) -> Result<(), Error> {
@@ -235,19 +305,4 @@ async fn open(settings: &Settings, purpose: Purpose) -> Result<Pool, Error> {
     }
     drop(client);
     Ok(pool)
-}
-
-/// Waits for SIGINT or SIGTERM.
-async fn signal() {
-    use tokio::signal::unix::{SignalKind, signal};
-    match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
-        (Ok(mut interrupt), Ok(mut terminate)) => {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-        }
-        // Without handlers the signals keep their default: they end the process.
-        _ => std::future::pending().await,
-    }
 }

@@ -2,6 +2,7 @@
 
 use satgres::profile::Profile;
 use satgres::replay::{self, ReplayOptions};
+use satgres::stop::Stop;
 
 use super::Lab;
 use super::round::{Round, Watch};
@@ -43,8 +44,8 @@ pub async fn replay(lab: &Lab, options: &ReplayOptions) -> anyhow::Result<Replay
     let pool = lab.fresh_database().await?;
     let profile = Profile::quiet();
     let watch = Watch::start(lab.postmaster());
-    let found = replay::scan(options).await?;
-    replay::run(&pool, found, options, &profile).await?;
+    let mut found = replay::scan(options).await?;
+    replay::run(&pool, &mut found, options, &profile, &Stop::on_signals()).await?;
     let seconds = watch.seconds();
     let client = pool.get().await?;
     // A milestone of the product's own: the time from the start to the last row.

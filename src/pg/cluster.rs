@@ -33,19 +33,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use self::{
     account::Account,
     data_dir::{Reach, make_data_dir, open_to_account},
     files::{LOG_BYTES_MAX, log_path, rotate, write_file},
     initdb::{initdb, version_of},
-    lock::lock,
+    lock::{lock, lock_within},
 };
 pub use self::{
     glance::{Glance, glance, major_version, system_identifier},
     lock::ServiceLock,
-    postmaster::Postmaster,
+    postmaster::{Error as PostmasterError, Postmaster},
 };
 use super::{
     binaries::{self, Binaries},
@@ -57,6 +57,11 @@ use crate::plan::Phase;
 pub const USER: &str = "satgres";
 /// The database.
 pub const DATABASE: &str = "satgres";
+
+/// Starts in one call at most: a server that ends while it is being asked is started again.
+const STARTS_MAX: u32 = 3;
+/// How long a stop waits for a command that starts the server.
+const STOP_LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Why there is no server.
 #[derive(Debug, thiserror::Error)]
@@ -110,10 +115,14 @@ pub enum Error {
         seconds: u64,
     },
     /// Another `satgres run` works on the data directory.
-    #[error("another `satgres run` is at work on {}\n  help: wait for it, or stop it first", data_dir.display())]
+    #[error("another `satgres run` is at work on {}: process {pid}, for {seconds} s\n  help: wait for it, or stop it first", data_dir.display())]
     InService {
         /// The data directory.
         data_dir: PathBuf,
+        /// Its process id, as it wrote it down.
+        pid: String,
+        /// How long it has been at work.
+        seconds: u64,
     },
     /// `user.conf`, or what it includes, has mistakes.
     #[error("PostgreSQL refuses its configuration: {reason}\n  help: correct {}/user.conf", pg_dir.display())]
@@ -191,8 +200,20 @@ impl Cluster {
     pub async fn start(options: Options) -> Result<Cluster, Error> {
         let reconfigure = options.reconfigure;
         let settings = options.settings.clone();
-        let (mut cluster, started, lock) = blocking(move || Cluster::start_process(&options)).await?;
-        session::check_in(&cluster).await?;
+        let mut tries_left = STARTS_MAX;
+        let (mut cluster, started, lock) = loop {
+            let options = options.clone();
+            let (cluster, started, lock) = blocking(move || Cluster::start_process(&options)).await?;
+            tries_left -= 1;
+            match session::check_in(&cluster).await {
+                Ok(()) => break (cluster, started, lock),
+                // It ended while it was asked: stopped, or killed.
+                Err(_) if tries_left > 0 && !cluster.is_up() => {
+                    info!("PostgreSQL ended; it is started again")
+                }
+                Err(error) => return Err(error),
+            }
+        };
         if reconfigure && !started {
             cluster.reconfigure_locked(settings).await?;
         }
@@ -200,7 +221,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Stops the server of a data directory, fast; returns whether one was running.
+    /// Stops the server of a data directory: fast, and harder where that does not end. Returns whether one was running.
     ///
     /// # Errors
     /// [`Error::Postmaster`] where it does not stop, [`Error::Locked`].
@@ -211,9 +232,17 @@ impl Cluster {
                 return Ok(false);
             }
             let account = Account::choose(&data_dir, &pg_dir)?;
-            let _lock = lock(&data_dir, &account)?;
+            if ServiceLock::is_held(&data_dir) {
+                warn!("a `satgres run` is at work: it starts PostgreSQL again; stop it first");
+            }
+            // Whoever waits for a server in recovery holds the lock, maybe for an hour: a stop need not wait for that.
+            let _lock = match lock_within(&data_dir, &account, STOP_LOCK_WAIT_MAX) {
+                Err(Error::Locked { .. }) if postmaster::running(&pg_dir, &account)?.is_some() => None,
+                Err(Error::Locked { .. }) => Some(lock(&data_dir, &account)?),
+                other => Some(other?),
+            };
             let Some(pid) = postmaster::running(&pg_dir, &account)? else { return Ok(false) };
-            postmaster::stop(pid, &pg_dir)?;
+            postmaster::stop(pid, &pg_dir, &account, &postmaster::STOP_WAITS)?;
             info!(pid, "PostgreSQL stopped");
             Ok(true)
         })
@@ -233,6 +262,12 @@ impl Cluster {
         let mut config = self.postmaster.pg_config();
         config.application_name("satgres").connect_timeout(Duration::from_secs(30));
         config
+    }
+
+    /// Whether the server's process lives.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        postmaster::works_in(self.postmaster.pid, &self.pg_dir(), &self.account)
     }
 
     /// The server process and its socket.
@@ -282,7 +317,7 @@ impl Cluster {
         info!("restarting PostgreSQL: changed settings need it");
         let this = self.clone();
         self.postmaster = blocking(move || {
-            postmaster::stop(this.postmaster.pid, &this.pg_dir())?;
+            postmaster::stop(this.postmaster.pid, &this.pg_dir(), &this.account, &postmaster::STOP_WAITS)?;
             this.spawn(&settings)
         })
         .await?;
@@ -446,6 +481,48 @@ async fn blocking<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Process ids of the server's own processes with such a title.
+    fn children(pid: i32, title: &str) -> Vec<i32> {
+        let listed = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        let is_wanted = |pid: &i32| {
+            fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains(title))
+        };
+        listed.split_whitespace().filter_map(|pid| pid.parse().ok()).filter(is_wanted).collect()
+    }
+
+    /// PostgreSQL 15, told to stop while it recovered, waited for its checkpointer for ever.
+    #[tokio::test]
+    async fn a_server_that_waits_for_its_checkpointer_for_ever_is_stopped_all_the_same() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let open = fs::Permissions::from_mode(0o755);
+        let temp = tempfile::Builder::new().prefix("satgres-test-").permissions(open).tempdir().unwrap();
+        let data_dir = temp.path().join("data");
+        let settings = conf::replay(2);
+        let options = Options { data_dir, pg_bin: None, settings, reconfigure: false };
+        let waits = postmaster::StopWaits {
+            fast: Duration::from_secs(2),
+            recovering: Duration::from_secs(2),
+            harder: Duration::from_secs(2),
+        };
+        // A stopped server takes no signal but the last; a stopped child of it is killed by the server itself, or by us.
+        for is_server in [false, true] {
+            let cluster = Cluster::start(options.clone()).await.unwrap();
+            let pid = cluster.postmaster().pid;
+            let checkpointer = children(pid, "checkpointer");
+            assert_eq!(checkpointer.len(), 1);
+            let held = if is_server { pid } else { checkpointer[0] };
+            // SAFETY: processes that this test has started.
+            assert_eq!(unsafe { libc::kill(held, libc::SIGSTOP) }, 0);
+            let (pg_dir, account) = (cluster.pg_dir(), cluster.account.clone());
+            blocking(move || Ok(postmaster::stop(pid, &pg_dir, &account, &waits)?)).await.unwrap();
+            assert!(!cluster.is_up());
+            assert_eq!(postmaster::running(&cluster.pg_dir(), &cluster.account).unwrap(), None);
+        }
+        let cluster = Cluster::start(options.clone()).await.unwrap();
+        assert!(cluster.is_up());
+        assert!(Cluster::stop(options.data_dir).await.unwrap());
+    }
 
     #[test]
     fn a_path_with_odd_bytes_survives_in_a_url() {

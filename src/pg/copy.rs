@@ -48,7 +48,8 @@ impl TableCopy {
     pub async fn begin(pool: &Pool, table: Table, segment: &Segment) -> Result<Self, CopyError> {
         let client = connect_copy(pool).await?;
         let (sender, receiver) = mpsc::channel(2);
-        let create = format!("begin; {}", create_table_sql(table, segment));
+        let name = format!("set application_name = '{}{}'", pool::COPY, table.name());
+        let create = format!("{name}; begin; {}", create_table_sql(table, segment));
         let server = |source| CopyError::Server { table: table.name(), source };
         client.batch_execute(&create).await.map_err(server)?;
         let task = tokio::spawn(fill(client, table, copy_sql(table, segment), receiver));

@@ -69,7 +69,7 @@ struct Waiting {
 /// raises when it is done, each with `build_bytes` of sort memory.
 ///
 /// # Errors
-/// The first failure; builds that run are awaited, others stay queued.
+/// The first failure; builds that run are given up, and stay queued like the others.
 pub async fn restore(
     pool: Pool,
     mut loaded: mpsc::UnboundedReceiver<SegmentRow>,
@@ -147,7 +147,12 @@ async fn missing_jobs(pool: &Pool, segment: &SegmentRow) -> Result<Vec<Job>, Res
                 client.batch_execute(&index.drop_on_segment(segment.id)).await.map_err(server)?;
                 jobs.push(job(segment, index));
             }
-            None => jobs.push(job(segment, index)),
+            None => {
+                let queued = "update ops.index_jobs set state = 'queued', started_at = null \
+                     where segment_id = $1 and object_name = $2 and state <> 'queued'";
+                client.execute(queued, &[&(segment.id as i32), &name]).await.map_err(server)?;
+                jobs.push(job(segment, index));
+            }
         }
     }
     Ok(jobs)
@@ -165,9 +170,12 @@ async fn build(
     build_bytes: u64,
     profile: Profile,
 ) -> Result<(u32, f64), RestoreError> {
-    let client = pool.get().await.map_err(pool::Error::from)?;
+    // A connection of its own: it carries settings, and can be found and ended by its name.
+    let client = pool::connect_copy(&pool).await?;
     let name = job.index.segment_name(job.segment);
     let server = |source| RestoreError::Server { what: format!("building index {name}"), source };
+    let named = format!("set application_name = '{}'", pool::BUILD);
+    client.batch_execute(&named).await.map_err(server)?;
     client.execute(SET_SORT_MEMORY, &[&format!("{}kB", build_bytes / 1024)]).await.map_err(server)?;
     client
         .batch_execute(&format!("set max_parallel_maintenance_workers = {workers}"))
@@ -191,6 +199,7 @@ async fn build(
         .get::<_, i64>(0);
     let figures = Figures { rows: Some(job.row_count), bytes: Some(bytes as u64), ..Figures::default() };
     let row = profile.ended(&phase, &format!("Built index {name}"), figures);
+    profile.step_done();
     mark_done(&client, job.segment, &name, row.seconds).await?;
     row.record(&client).await;
     Ok((job.segment, row.seconds))
@@ -219,6 +228,7 @@ async fn attach(pool: &Pool, segment: &SegmentRow, profile: &Profile) -> Result<
     let mut client = pool.get().await.map_err(pool::Error::from)?;
     let server = |source| RestoreError::Server { what: format!("attaching segment {}", segment.id), source };
     let phase = profile.phase();
+    segments::prove_bounds(&client, segment).await.map_err(server)?;
     let transaction = client.transaction().await.map_err(server)?;
     let declared = objects::declared();
     for statement in declared.indexes.iter().filter_map(|index| index.promote_on_segment(segment.id)) {
@@ -237,6 +247,7 @@ async fn attach(pool: &Pool, segment: &SegmentRow, profile: &Profile) -> Result<
         .map_err(server)?;
     transaction.commit().await.map_err(server)?;
     profile.board().attached(segment.height_last);
+    profile.step_done();
     let figures = Figures {
         height: Some(segment.height_last),
         blocks: Some(u64::from(segment.height_last - segment.height_first) + 1),

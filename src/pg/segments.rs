@@ -153,13 +153,45 @@ pub fn create_table_sql(table: Table, segment: &Segment) -> String {
         return format!("create table {name} ({like})");
     }
     let (from, to) = bounds(segment);
-    format!("create table {name} ({like}, check (tx_num >= {from} and tx_num < {to}))")
+    let check = objects::quote(&check_name(table, segment.id));
+    format!("create table {name} ({like}, constraint {check} check (tx_num >= {from} and tx_num < {to}))")
 }
 
 /// Returns the statement that fills one table of a segment from a binary stream.
 pub fn copy_sql(table: Table, segment: &Segment) -> String {
     let name = partition(table, segment.id);
     format!("copy {name} ({}) from stdin with (format binary, freeze)", table.columns().join(", "))
+}
+
+/// Returns the statement by which a table of a segment that ends early gets its real bounds, in the transaction that
+/// fills it. It looks at no row: [`prove_bounds`] does, before the segment is attached.
+pub fn rebound_sql(table: Table, segment: &Segment) -> Option<String> {
+    if table == Table::Blocks {
+        return None;
+    }
+    let (name, (from, to)) = (partition(table, segment.id), bounds(segment));
+    let check = objects::quote(&check_name(table, segment.id));
+    Some(format!(
+        "alter table {name} drop constraint {check}, \
+         add constraint {check} check (tx_num >= {from} and tx_num < {to}) not valid"
+    ))
+}
+
+/// Proves the bounds of a segment that ended early, one scan a table; others are proven already.
+///
+/// # Errors
+/// What the server says.
+pub async fn prove_bounds(client: &Client, segment: &SegmentRow) -> Result<(), tokio_postgres::Error> {
+    for table in Table::PARTITIONED {
+        let name = partition(table, segment.id);
+        let unproven = "select conname from pg_constraint \
+             where conrelid = $1::text::regclass and contype = 'c' and not convalidated";
+        for row in client.query(unproven, &[&name]).await? {
+            let check = objects::quote(row.get(0));
+            client.batch_execute(&format!("alter table {name} validate constraint {check}")).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Records that all tables of a segment have committed, and queues its indexes and constraints.
@@ -195,13 +227,14 @@ pub async fn mark_loaded(
     transaction
         .execute(
             "update ops.segments set state = 'loaded', loaded_at = now(), tx_count = $2, input_count = $3, \
-             output_count = $4, block_bytes = $5 where segment_id = $1",
+             output_count = $4, block_bytes = $5, height_last = $6 where segment_id = $1",
             &[
                 &id,
                 &(counts.txs as i64),
                 &(counts.inputs as i64),
                 &(counts.outputs as i64),
                 &(counts.block_bytes as i64),
+                &(*segment.heights.end() as i32),
             ],
         )
         .await?;
@@ -268,6 +301,11 @@ fn jobs(segment_id: u32) -> Vec<(String, Table, &'static str)> {
     let keys =
         declared.foreign_keys.iter().map(|key| (key.segment_name(segment_id), &key.table, "constraint"));
     indexes.chain(keys).map(|(name, table, kind)| (name, Table::named(table), kind)).collect()
+}
+
+/// Name of the constraint that says which heights a segment's table holds.
+fn check_name(table: Table, segment_id: u32) -> String {
+    format!("{}_tx_num_check", objects::segment_table(table.name(), segment_id))
 }
 
 fn bounds(segment: &Segment) -> (i64, i64) {

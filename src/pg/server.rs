@@ -53,6 +53,18 @@ impl Server {
     /// # Errors
     /// [`Error`], whose text says what to do.
     pub async fn start(settings: &Settings, purpose: Purpose) -> Result<Server, Error> {
+        Server::start_with(settings, purpose, None).await
+    }
+
+    /// The same; a private server gets the settings of a plan in place of those of the phase that it is in.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub async fn start_with(
+        settings: &Settings,
+        purpose: Purpose,
+        plan: Option<&Plan>,
+    ) -> Result<Server, Error> {
         match &settings.database_url {
             Some(url) => {
                 let server = Box::new(External::connect(url.params(), purpose).await?);
@@ -64,7 +76,10 @@ impl Server {
                 Ok(Server::External { server, url: url.given().to_owned() })
             }
             None => {
-                let options = settings.cluster_options();
+                let mut options = settings.cluster_options();
+                if let Some(plan) = plan {
+                    options.settings = settings.server_settings(plan);
+                }
                 let reconfigure = purpose == Purpose::Load;
                 Ok(Server::Private(Cluster::start(cluster::Options { reconfigure, ..options }).await?))
             }

@@ -141,6 +141,13 @@ impl Target {
         Ok(Target { config, attempts, tls, is_external: true })
     }
 
+    /// Gives its connections a name, by which `pg_stat_activity` shows them.
+    #[must_use]
+    pub fn named(mut self, name: &str) -> Target {
+        self.config.application_name(name);
+        self
+    }
+
     /// Opens a connection, whose task logs how it ends.
     ///
     /// # Errors

@@ -1,14 +1,15 @@
 //! Loads segments: rows from the pipeline go out through one COPY a table.
 //!
 //! In: segments and the UTXO set before their first block. Out: segments marked `loaded`, each handed on for its
-//! indexes. One segment is open at a time, so that a kill never costs more than one.
+//! indexes. One segment is open at a time, so that a kill never costs more than one. Where the pipeline is closed early, the
+//! open segment ends at the last block that it gave, and its tables get the bounds that they really have.
 
 use std::sync::Arc;
 
 use deadpool_postgres::Pool;
 use tokio::sync::mpsc;
 
-use super::pipeline::{EncodedBatch, Item, Pipeline, PipelineError};
+use super::pipeline::{EncodedBatch, Item, Pipeline, PipelineError, SegmentEnd};
 use super::progress::{Counted, Progress};
 use super::schedule::Segment;
 use crate::chain::batch::Overwritten;
@@ -28,6 +29,9 @@ pub enum LoadError {
     /// A table could not be filled.
     #[error(transparent)]
     Copy(#[from] CopyError),
+    /// Restoring failed meanwhile: that failure is told.
+    #[error("given up")]
+    GivenUp,
     /// No connection.
     #[error(transparent)]
     Pool(#[from] pool::Error),
@@ -41,7 +45,8 @@ pub enum LoadError {
     },
 }
 
-/// Loads the segments, in order, from a running pipeline.
+/// Loads the segments, in order, from a running pipeline; fewer where the pipeline is closed early. Returns the last
+/// height that was loaded.
 ///
 /// # Errors
 /// The first failure in chain order.
@@ -52,12 +57,19 @@ pub async fn load_segments(
     loaded: &mpsc::UnboundedSender<SegmentRow>,
     profile: &Profile,
     progress: &Arc<Progress>,
-) -> Result<(), LoadError> {
+) -> Result<Option<u32>, LoadError> {
+    let mut height_last = None;
     for segment in segments {
+        // A pipeline that was closed early may have nothing for it.
+        if !pipeline.has_next().await? {
+            return if pipeline.is_closing() { Ok(height_last) } else { Err(PipelineError::Broken.into()) };
+        }
         let phase = profile.phase();
         let (row, utxos) = load_segment(pool, pipeline, segment, progress).await?;
         pipeline.confirm(row.height_last);
         progress.committed(row.height_last);
+        profile.step_done();
+        height_last = Some(row.height_last);
         let figures = Figures {
             height: Some(row.height_last),
             blocks: Some(u64::from(row.height_last - row.height_first) + 1),
@@ -68,10 +80,10 @@ pub async fn load_segments(
         };
         let client = pool.get().await.map_err(pool::Error::from)?;
         profile.ended(&phase, &format!("Loaded segment {}", segment.id), figures).record(&client).await;
-        // Nobody listens any more only when restoring has failed, and then that failure is reported.
+        // Nobody listens any more only when restoring has ended, and then that is told.
         let _ = loaded.send(row);
     }
-    Ok(())
+    Ok(height_last)
 }
 
 async fn load_segment(
@@ -88,7 +100,7 @@ async fn load_segment(
         copies.push(TableCopy::begin(pool, table, segment).await?);
     }
 
-    let (counts, overwritten, utxos) = stream(pipeline, segment, &copies, progress).await?;
+    let streamed = stream(pipeline, segment, &copies, progress).await?;
 
     // First every stream ends, then every table commits: a failure in one leaves none behind in most cases, and the
     // segment counts only once all are in.
@@ -96,7 +108,17 @@ async fn load_segment(
     for copy in copies {
         filled.push(copy.finish().await?);
     }
-    let commits = filled.iter().map(|client| client.batch_execute("commit"));
+    let Some(Streamed { counts, overwritten, end }) = streamed else {
+        // A stream that broke is an error of its `finish`.
+        return Err(PipelineError::Broken.into());
+    };
+    let heights = *segment.heights.start()..=end.height_last;
+    let is_early = heights != segment.heights;
+    let segment = &Segment { heights, ..segment.clone() };
+    let commits = filled.iter().zip(Table::ALL).map(|(client, table)| async move {
+        let rebound = segments::rebound_sql(table, segment).filter(|_| is_early);
+        client.batch_execute(&format!("{}; commit", rebound.unwrap_or_default())).await
+    });
     futures_util::future::try_join_all(commits)
         .await
         .map_err(|source| LoadError::Server { what: format!("committing segment {}", segment.id), source })?;
@@ -108,7 +130,7 @@ async fn load_segment(
         is_attached: false,
         counts,
     };
-    Ok((row, utxos))
+    Ok((row, end.figures))
 }
 
 /// Returns what the UTXO set did, for `ops.phases.detail`.
@@ -128,22 +150,33 @@ fn detail(utxos: &UtxoFigures) -> serde_json::Value {
     })
 }
 
-/// Sends every batch of the segment to its tables, and every row that waited.
+/// What a segment's tables were given.
+struct Streamed {
+    counts: Counts,
+    overwritten: Vec<Overwritten>,
+    end: SegmentEnd,
+}
+
+/// Sends every batch of the segment to its tables, and every row that waited. Returns `None` where a stream broke.
 async fn stream(
     pipeline: &mut Pipeline,
     segment: &Segment,
     copies: &[TableCopy],
     progress: &Progress,
-) -> Result<(Counts, Vec<Overwritten>, UtxoFigures), LoadError> {
+) -> Result<Option<Streamed>, LoadError> {
     let mut counts = Counts::default();
     let mut overwritten = Vec::new();
     let mut height_due = *segment.heights.start();
     loop {
         let (rows, batch) = match pipeline.next().await?.ok_or(PipelineError::Broken)? {
-            Item::SegmentEnd(end) => {
-                assert_eq!(height_due, *segment.heights.end() + 1, "the segment is complete");
-                overwritten.extend(end.overwritten);
-                return Ok((counts, overwritten, end.figures));
+            Item::SegmentEnd(mut end) => {
+                assert_eq!(height_due, end.height_last + 1, "the segment is complete");
+                assert!(
+                    end.height_last == *segment.heights.end() || pipeline.is_closing(),
+                    "it ends in time"
+                );
+                overwritten.append(&mut end.overwritten);
+                return Ok(Some(Streamed { counts, overwritten, end }));
             }
             Item::Late(rows) => (rows, None),
             Item::Batch(mut batch) => (std::mem::take(&mut batch.rows), Some(batch)),
@@ -151,7 +184,7 @@ async fn stream(
         for (copy, rows) in copies.iter().zip(rows) {
             if !copy.send(rows).await {
                 // The stream broke: `finish` will say why.
-                return Ok((counts, overwritten, UtxoFigures::default()));
+                return Ok(None);
             }
         }
         let Some(batch) = batch else { continue };

@@ -2,7 +2,8 @@
 //!
 //! In: the batches of the segments to load. Out: encoded rows, batch by batch but in any order of batches, on a bounded
 //! channel for the writer; between them late rows and the segments' ends. Everything in flight is paid for at the gate, in chain order, so that the oldest batch can
-//! always go on. The first failure in chain order ends the pipeline and is what the writer is told.
+//! always go on. The first failure in chain order ends the pipeline and is what the writer is told. Closed early, it gives what
+//! was read and ends the open segment there.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -116,6 +117,8 @@ pub enum Item {
 /// What is known once a segment is complete.
 #[derive(Debug)]
 pub struct SegmentEnd {
+    /// Its last height: the planned one, or an earlier one where the pipeline was closed early.
+    pub height_last: u32,
     /// Outputs whose overwriting was found late.
     pub overwritten: Vec<Overwritten>,
     /// What the UTXO set did for the segment.
@@ -136,6 +139,17 @@ pub(super) struct InFlight {
     permit: Permit,
 }
 
+/// Closes a pipeline early.
+#[derive(Clone, Debug)]
+pub struct Closer(Arc<AtomicBool>);
+
+impl Closer {
+    /// Lets nothing more be read: what was read goes on its way, then the open segment ends at the last block of it.
+    pub fn close(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A running pipeline.
 #[derive(Debug)]
 pub struct Pipeline {
@@ -146,6 +160,7 @@ pub struct Pipeline {
     late_gate: Arc<Gate>,
     confirmed: Arc<Confirmed>,
     stop: Arc<AtomicBool>,
+    closing: Arc<AtomicBool>,
     failure: Arc<Mutex<Option<PipelineError>>>,
     resolver: Option<JoinHandle<UtxoSet>>,
     threads: Vec<JoinHandle<()>>,
@@ -165,6 +180,7 @@ impl Pipeline {
         let late_gate = Gate::new(LATE_BYTES);
         let confirmed = Arc::new(Confirmed::default());
         let stop = Arc::new(AtomicBool::new(false));
+        let closing = Arc::new(AtomicBool::new(false));
         let failure = Arc::new(Mutex::new(None));
         let segment_ends = segments.iter().map(|segment| *segment.heights.end()).collect();
         let batches = Arc::new(Mutex::new(Batches::new(segments, options.batch_bytes)));
@@ -180,6 +196,7 @@ impl Pipeline {
                 batches: Arc::clone(&batches),
                 gate: Arc::clone(&gate),
                 stop: Arc::clone(&stop),
+                closing: Arc::clone(&closing),
                 spare: spare.1.clone(),
                 parsed: parsed_sender.clone(),
             };
@@ -200,6 +217,8 @@ impl Pipeline {
             progress: Arc::clone(&options.progress),
             overwritten: Vec::new(),
             order: 0,
+            closing: Arc::clone(&closing),
+            open: None,
         };
         let resolver = {
             let failure = Arc::clone(&failure);
@@ -220,6 +239,7 @@ impl Pipeline {
             late_gate,
             confirmed,
             stop,
+            closing,
             failure,
             resolver: Some(resolver),
             threads: handles,
@@ -231,10 +251,22 @@ impl Pipeline {
     /// # Errors
     /// The first failure in chain order; every segment before it has been given.
     pub async fn next(&mut self) -> Result<Option<Item>, PipelineError> {
+        if !self.has_next().await? {
+            return Ok(None);
+        }
+        let item = self.waiting.remove(&self.due);
+        self.due += 1;
+        Ok(item)
+    }
+
+    /// Waits until the next item is there, and tells whether there is one.
+    ///
+    /// # Errors
+    /// As [`Pipeline::next`].
+    pub async fn has_next(&mut self) -> Result<bool, PipelineError> {
         loop {
-            if let Some(item) = self.waiting.remove(&self.due) {
-                self.due += 1;
-                return Ok(Some(item));
+            if self.waiting.contains_key(&self.due) {
+                return Ok(true);
             }
             match self.encoded.recv().await {
                 Some(Numbered { order, item }) => {
@@ -244,12 +276,22 @@ impl Pipeline {
                     let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
                     return match failure {
                         Some(failure) => Err(failure),
-                        None if self.waiting.is_empty() => Ok(None),
+                        None if self.waiting.is_empty() => Ok(false),
                         None => Err(PipelineError::Broken),
                     };
                 }
             }
         }
+    }
+
+    /// Returns what closes the pipeline early while somebody takes its items.
+    pub fn closer(&self) -> Closer {
+        Closer(Arc::clone(&self.closing))
+    }
+
+    /// Whether the pipeline was closed early.
+    pub fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Relaxed)
     }
 
     /// Ends the threads and returns the UTXO set as the last resolved block left it.
@@ -305,6 +347,7 @@ struct Parser {
     batches: Arc<Mutex<Batches>>,
     gate: Arc<Gate>,
     stop: Arc<AtomicBool>,
+    closing: Arc<AtomicBool>,
     spare: Receiver<Box<Batch>>,
     parsed: Sender<Result<InFlight, (u64, ReadError)>>,
 }
@@ -328,6 +371,9 @@ impl Parser {
     /// Takes a batch and its permit under one lock: batches enter the gate in chain order.
     fn next_batch(&self) -> Option<(BatchPlan, Permit)> {
         let mut batches = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.closing.load(Ordering::Relaxed) {
+            return None;
+        }
         let plan = batches.next(|height| self.reader.block_bytes(height))?;
         let permit = self.gate.enter(plan.block_bytes * BYTES_PER_BLOCK_BYTE)?;
         Some((plan, permit))

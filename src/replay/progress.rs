@@ -118,6 +118,9 @@ impl Progress {
     pub fn loaded(&self, height: u32, batch: &Counted) {
         let at = self.start.elapsed().as_secs_f64();
         let counts = &mut *self.lock();
+        if counts.height.is_none() {
+            info!(height, "first new rows are on their way to the server");
+        }
         counts.height = Some(height);
         counts.counted.blocks += batch.blocks;
         counts.counted.txs += batch.txs;

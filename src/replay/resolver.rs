@@ -5,6 +5,7 @@
 //! is settled and the set is checkpointed. Ends at the first failure in chain order, and keeps it.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use crossbeam_channel::{Receiver, Sender};
@@ -76,6 +77,10 @@ pub(super) struct Resolver {
     pub(super) overwritten: Vec<Overwritten>,
     /// Number of the next item for the loader.
     pub(super) order: u64,
+    /// Set when the batches end before their time, because somebody wants the open segment closed.
+    pub(super) closing: Arc<AtomicBool>,
+    /// The last block of the open segment that was resolved; `None` between two segments.
+    pub(super) open: Option<(u32, Hash32)>,
 }
 
 impl Resolver {
@@ -97,15 +102,16 @@ impl Resolver {
                     Ok(in_flight) => self.resolve(in_flight),
                     Err((_, error)) => Err(self.first_failure(error)),
                 };
-                match outcome {
-                    Ok(()) => {}
-                    Err(PipelineError::Stopped) => return self.set,
-                    Err(error) => {
-                        *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                        return self.set;
-                    }
+                if !tell(outcome, failure) {
+                    return self.set;
                 }
             }
+        }
+        if self.closing.load(Ordering::Relaxed)
+            && let Some((height, hash)) = self.open
+        {
+            let closed = self.settle().and_then(|()| self.end_segment(height, &hash));
+            tell(closed, failure);
         }
         self.set
     }
@@ -119,6 +125,7 @@ impl Resolver {
         let is_segment_end = self.segment_ends[in_flight.plan.segment] == height_last;
         let hash_last = in_flight.batch.blocks.last().map(|block| block.hash);
         in_flight.order = self.next_order();
+        self.open = hash_last.filter(|_| !is_segment_end).map(|hash| (height_last, hash));
         self.resolved.send(in_flight).map_err(|_| PipelineError::Stopped)?;
         if is_segment_end || self.set.is_settlement_due(self.late.spilled_bytes()) {
             self.settle()?;
@@ -151,7 +158,8 @@ impl Resolver {
     fn end_segment(&mut self, height: u32, hash: &Hash32) -> Result<(), PipelineError> {
         let figures = self.set.take_figures();
         log_figures(height, &figures);
-        let end = SegmentEnd { overwritten: std::mem::take(&mut self.overwritten), figures };
+        let end =
+            SegmentEnd { height_last: height, overwritten: std::mem::take(&mut self.overwritten), figures };
         let item = Numbered { order: self.next_order(), item: Item::SegmentEnd(end) };
         self.loader.blocking_send(item).map_err(|_| PipelineError::Stopped)?;
         loop {
@@ -182,6 +190,16 @@ impl Resolver {
         self.order += 1;
         self.order - 1
     }
+}
+
+/// Keeps a failure for the loader, unless it is that the loader has gone; returns whether there was none.
+fn tell(outcome: Result<(), PipelineError>, failure: &Mutex<Option<PipelineError>>) -> bool {
+    match outcome {
+        Ok(()) => return true,
+        Err(PipelineError::Stopped) => {}
+        Err(error) => *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error),
+    }
+    false
 }
 
 fn log_figures(height: u32, figures: &UtxoFigures) {

@@ -68,6 +68,23 @@ pub(super) fn free_bytes(path: &Path) -> Option<Found<u64>> {
     Some(Found::new(bytes, format!("file system of {}", there.display())))
 }
 
+/// Says which file system holds `path`, and how much of it is free.
+pub(crate) fn room(path: &Path) -> Option<String> {
+    use std::os::unix::fs::MetadataExt as _;
+    let there = existing(path)?;
+    let device = |path: &Path| fs::metadata(path).ok().map(|found| found.dev());
+    let own = device(&there);
+    let mount = there.ancestors().take_while(|path| device(path) == own).last()?;
+    let figures = statvfs(&there)?;
+    let bytes = |blocks: u64| indicatif::HumanBytes(blocks.saturating_mul(figures.f_frsize));
+    let (free, all) = (bytes(figures.f_bavail), bytes(figures.f_blocks));
+    Some(format!(
+        "{free} of {all} are free on the file system at {}, which holds {}",
+        mount.display(),
+        there.display()
+    ))
+}
+
 /// Size of the file system mounted at `path`; `None` where it is a plain directory of another.
 pub(super) fn size_bytes(path: &Path) -> Option<Found<u64>> {
     let figures = statvfs(path)?;

@@ -44,6 +44,8 @@ pub enum Step {
     Analyze,
     /// Giving the server its settings for LIVE.
     EnterLive,
+    /// Waiting for the server before the next try.
+    WaitForServer,
     /// Everything that the files hold can be queried.
     Live,
 }
@@ -53,7 +55,7 @@ impl Step {
     #[must_use]
     pub fn phase(self) -> &'static str {
         match self {
-            Step::Scan | Step::StartServer | Step::Install | Step::Compare => "START",
+            Step::Scan | Step::StartServer | Step::Install | Step::Compare | Step::WaitForServer => "START",
             Step::ResumeUtxos | Step::RebuildUtxos | Step::Load => "REINDEX",
             Step::Restore | Step::Analyze | Step::EnterLive => "RESTORE",
             Step::Live => "LIVE",
@@ -74,6 +76,7 @@ impl Step {
             Step::Restore => "creating indexes and constraints as needed",
             Step::Analyze => "gathering statistics",
             Step::EnterLive => "giving PostgreSQL its settings for LIVE",
+            Step::WaitForServer => "waiting for PostgreSQL, then trying again",
             Step::Live => "all that the block files hold is queryable",
         }
     }

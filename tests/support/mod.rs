@@ -7,10 +7,12 @@
 
 mod data_dir;
 mod external;
+mod running;
 mod satgres;
 
 pub use data_dir::{DataDir, close, is_postgres, is_root, open, signal, wait_until};
 pub use external::{ExternalServer, OtherVersion};
+pub use running::Running;
 pub use satgres::Satgres;
 
 pub mod blkfiles;

@@ -166,7 +166,9 @@ impl Satgres {
     }
 
     fn prepare(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_satgres"));
+        // The big kill matrix is for a release build.
+        let binary = std::env::var_os("SATGRES_KILL_BINARY").filter(|path| !path.is_empty());
+        let mut command = Command::new(binary.unwrap_or_else(|| env!("CARGO_BIN_EXE_satgres").into()));
         // Our option stands behind the command's name, since psql's own options may follow.
         let (name, rest) = args.split_at(if args[0] == "pg" { 2 } else { 1 });
         command.args(name).arg("--data-dir").arg(self.data_dir()).args(rest);

@@ -25,8 +25,12 @@ use super::{
 
 /// Longest wait for a server that recovers from a crash.
 const READY_WAIT_MAX: Duration = Duration::from_secs(3600);
-/// Longest wait for a server that shuts down: it writes a checkpoint first.
-const STOP_WAIT_MAX: Duration = Duration::from_secs(600);
+/// Waits of a stop: a fast one writes a checkpoint first.
+pub(super) const STOP_WAITS: StopWaits = StopWaits {
+    fast: Duration::from_secs(120),
+    recovering: Duration::from_secs(10),
+    harder: Duration::from_secs(15),
+};
 /// How long processes that survived their server may take before they are told again, harder each time.
 const LEFTOVER_WAIT: Duration = Duration::from_secs(3);
 /// Pause between two looks.
@@ -347,28 +351,78 @@ fn wait_ready(
     }
 }
 
-/// Stops the server fast: sessions are ended, a checkpoint is written.
+/// How long each step of a stop may take before the next, harder one.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StopWaits {
+    /// Fast: sessions are ended, a checkpoint is written.
+    pub(super) fast: Duration,
+    /// The same where the server recovers from a crash: it has no sessions, and its recovery is due again anyway.
+    /// PostgreSQL 15 may wait for ever for its checkpointer then.
+    pub(super) recovering: Duration,
+    /// Immediate, and killed: the next start recovers.
+    pub(super) harder: Duration,
+}
+
+/// Stops the server: fast, and harder where that does not end. Nothing that was committed is lost by it.
 ///
 /// # Errors
 /// [`Error::NotStopped`].
-pub(super) fn stop(pid: i32, pg_dir: &Path) -> Result<(), Error> {
+pub(super) fn stop(pid: i32, pg_dir: &Path, account: &Account, waits: &StopWaits) -> Result<(), Error> {
     // A number that another process gets while this one waits is told by its start.
     let Some(start) = start_time(pid) else { return Ok(()) };
-    // SAFETY: sends a signal to the process that was just seen to be this cluster's server.
-    if unsafe { libc::kill(pid, libc::SIGINT) } != 0 {
+    let is_ended = || start_time(pid).is_none_or(|time| time != start);
+    let began = Instant::now();
+    let fast = if is_recovering(pg_dir) { waits.recovering } else { waits.fast };
+    for (signal, wait) in [(libc::SIGINT, fast), (libc::SIGQUIT, waits.harder), (libc::SIGKILL, waits.harder)]
+    {
+        if signal != libc::SIGINT {
+            let how = if signal == libc::SIGQUIT { "immediate stop" } else { "kill" };
+            warn!(
+                pid,
+                seconds = began.elapsed().as_secs(),
+                "PostgreSQL does not stop: {how}, it recovers at its next start"
+            );
+        }
+        // Those of a killed server would end by themselves, unless they are what hangs.
+        let children = if signal == libc::SIGKILL { processes(pg_dir, account) } else { Vec::new() };
+        for pid in [pid].into_iter().chain(children) {
+            kill(pid, signal, pg_dir)?;
+        }
+        if wait_until(wait, is_ended) {
+            return if signal == libc::SIGINT { Ok(()) } else { clear_leftovers(pg_dir, account) };
+        }
+    }
+    Err(Error::NotStopped { pid, seconds: began.elapsed().as_secs() })
+}
+
+/// Sends a signal to a process that was just seen to be one of this cluster's; one that has ended is no error.
+fn kill(pid: i32, signal: i32, pg_dir: &Path) -> Result<(), Error> {
+    // SAFETY: as above.
+    if unsafe { libc::kill(pid, signal) } != 0 {
         let source = io::Error::last_os_error();
         if source.raw_os_error() != Some(libc::ESRCH) {
             return Err(Error::Io { what: "stop the server of", path: pg_dir.to_owned(), source });
         }
     }
+    Ok(())
+}
+
+fn wait_until(wait: Duration, mut is_done: impl FnMut() -> bool) -> bool {
     let began = Instant::now();
-    while start_time(pid).is_some_and(|time| time == start) {
-        if began.elapsed() > STOP_WAIT_MAX {
-            return Err(Error::NotStopped { pid, seconds: began.elapsed().as_secs() });
+    while !is_done() {
+        if began.elapsed() > wait {
+            return false;
         }
         std::thread::sleep(POLL);
     }
-    Ok(())
+    true
+}
+
+/// Whether the server recovers from a crash, as its control file says: the state, a 32-bit number of this machine's byte
+/// order, stands at byte 16 in every version; 4 is crash recovery (PostgreSQL source, catalog/pg_control.h).
+fn is_recovering(pg_dir: &Path) -> bool {
+    let control = fs::read(pg_dir.join("global/pg_control")).unwrap_or_default();
+    control.get(16..20).and_then(|state| state.try_into().ok()).map(u32::from_ne_bytes) == Some(4)
 }
 
 /// The last lines that were written to the log since `from`, each indented.

@@ -2,11 +2,21 @@
 //!
 //! Its connections are of this module's own, closed before the function that opened them returns.
 
+use std::time::{Duration, Instant};
+
 use tokio_postgres::NoTls;
-use tracing::debug;
+use tracing::{debug, info};
 
 use super::{Cluster, DATABASE, Error, postmaster};
 use crate::pg::pool;
+use crate::pg::reaction::{Trouble, trouble};
+
+/// Longest wait for a server that recovers after one of its backends was killed: it repeats its log.
+const RECOVERY_WAIT_MAX: Duration = Duration::from_secs(3600);
+/// Longest wait for what passes otherwise: a connection to come free, a socket to come back.
+const TROUBLE_WAIT_MAX: Duration = Duration::from_secs(60);
+/// Pause between two tries.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// A connection.
 struct Session {
@@ -33,8 +43,31 @@ impl Session {
     }
 }
 
-/// Checks that the socket is answered by the server of this directory, and makes the database if need be.
+/// Checks that the socket is answered by the server of this directory, and makes the database if need be. Waits while
+/// the server recovers or has no connection left.
+///
+/// # Errors
+/// What does not pass, or not in time; at once where the server has ended.
 pub(super) async fn check_in(cluster: &Cluster) -> Result<(), Error> {
+    let began = Instant::now();
+    let mut told = Duration::ZERO;
+    loop {
+        let Err(error) = check_in_once(cluster).await else { return Ok(()) };
+        let Some(trouble) = trouble(&error) else { return Err(error) };
+        let wait_max = if trouble == Trouble::Starting { RECOVERY_WAIT_MAX } else { TROUBLE_WAIT_MAX };
+        let waited = began.elapsed();
+        if waited > wait_max || !cluster.is_up() {
+            return Err(error);
+        }
+        if told.is_zero() || waited >= told + Duration::from_secs(10) {
+            told = waited.max(PAUSE);
+            info!(seconds = waited.as_secs(), "waiting: {}", trouble.words());
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+async fn check_in_once(cluster: &Cluster) -> Result<(), Error> {
     let session = Session::open(cluster).await?;
     let sql = "select pg_backend_pid(), current_setting('data_directory'),
                       exists (select from pg_database where datname = $1)";
