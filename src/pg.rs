@@ -4,6 +4,7 @@ pub mod binaries;
 pub mod cluster;
 pub mod conf;
 pub mod copy;
+pub mod leaked;
 pub mod objects;
 pub mod pool;
 pub mod restore;
