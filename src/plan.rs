@@ -11,6 +11,7 @@ mod format;
 pub mod pgtune;
 mod settings;
 mod shares;
+pub mod space;
 pub mod utxo_cache;
 
 use std::fmt;

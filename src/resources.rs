@@ -11,7 +11,7 @@
 //! `mountinfo` the first 16 KiB only, knows no CPU quota, and does not say which ancestor a limit comes from.
 
 mod cgroup;
-mod disk;
+pub(crate) mod disk;
 
 use std::{fmt, fs, io::Read as _, path::Path};
 

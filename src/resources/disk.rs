@@ -68,6 +68,28 @@ pub(super) fn free_bytes(path: &Path) -> Option<Found<u64>> {
     Some(Found::new(bytes, format!("file system of {}", there.display())))
 }
 
+/// A file system, as far as room in it goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FileSystem {
+    /// Tells two apart.
+    pub(crate) device: u64,
+    /// The directory at which it is mounted.
+    pub(crate) mounted_at: PathBuf,
+    /// Bytes that may still be written.
+    pub(crate) free_bytes: u64,
+}
+
+/// Returns the file system where `path` is or will be; `None` where it cannot be told.
+pub(crate) fn file_system(path: &Path) -> Option<FileSystem> {
+    use std::os::unix::fs::MetadataExt as _;
+    let there = existing(path)?;
+    let device_of = |path: &Path| fs::metadata(path).ok().map(|found| found.dev());
+    let device = device_of(&there)?;
+    let mounted_at = there.ancestors().take_while(|path| device_of(path) == Some(device)).last()?;
+    let free_bytes = free_bytes(&there)?.value;
+    Some(FileSystem { device, mounted_at: mounted_at.to_owned(), free_bytes })
+}
+
 /// Size of the file system mounted at `path`; `None` where it is a plain directory of another.
 pub(super) fn size_bytes(path: &Path) -> Option<Found<u64>> {
     let figures = statvfs(path)?;
