@@ -3,6 +3,7 @@
 //! In: any module's error that reached the command line. Out: a code by which scripts tell what to do next. Modules
 //! keep their own enums; this one only sorts them by who must act.
 
+use crate::prevouts::RebuildError;
 use crate::{config, pg, replay::ReplayError};
 
 /// Exit codes and their meaning, as `--help` lists them.
@@ -86,7 +87,10 @@ impl Error {
             Error::Interrupted => 130,
             Error::Source(_)
             | Error::Replay(ReplayError::Source(_) | ReplayError::Block(_) | ReplayError::Gone { .. }) => 3,
-            Error::Replay(ReplayError::System { .. } | ReplayError::CoinFiles(_)) => 1,
+            Error::Replay(
+                ReplayError::System { .. } | ReplayError::CoinFiles(_) | ReplayError::NoRoom(_),
+            ) => 1,
+            Error::Replay(ReplayError::Rebuild(RebuildError::Files(_))) => 1,
             Error::Replay(_) | Error::Verify(_) => 4,
             Error::VerifyFailed { .. } => 5,
             Error::Cluster(pg::cluster::Error::InService { .. }) => 1,

@@ -10,11 +10,13 @@ use crate::config::{Detail, Settings, Tune};
 use crate::error::Error;
 use crate::pg::cluster::{self, Cluster, ServiceLock};
 use crate::pg::schema::{self, Facts};
-use crate::pg::{objects, pool, validate};
+use crate::pg::{leaked, objects, pool, validate};
 use crate::plan::{Phase, Plan};
 use crate::prevouts::{UtxoLimits, UtxoOptions};
 use crate::profile::{Figures, Profile};
-use crate::replay::{self, FoundBlocks, ReplayOptions};
+use crate::replay::found::{self, FoundBlocks};
+use crate::replay::room::RoomOptions;
+use crate::replay::{self, ReplayOptions};
 use crate::resources::Resources;
 use crate::rows::Store;
 use crate::verify::{Check, TableDigest, UtxoSetInfo};
@@ -30,7 +32,7 @@ pub async fn run(settings: &Settings) -> Result<(), Error> {
     let profile = Profile::start();
     let _at_work = ServiceLock::take(&settings.data_dir)?;
     let plans = Plans::new(settings);
-    let found = replay::scan(&replay_options(settings, &plans)).await?;
+    let found = found::scan(&replay_options(settings, &plans)).await?;
     plans.log();
     let options = cluster::Options { reconfigure: true, ..settings.cluster_options() };
     let mut cluster = Cluster::start(options).await?;
@@ -61,6 +63,7 @@ async fn sync(
     plans: &Plans,
     profile: &Profile,
 ) -> Result<(), Error> {
+    leaked::sweep(cluster, pool).await;
     let outcome = replay::run(pool, found, &replay_options(settings, plans), profile).await?;
     enter_live(cluster, pool, settings, plans).await?;
     let client = pool.get().await.map_err(pool::Error::from)?;
@@ -170,6 +173,10 @@ fn replay_options(settings: &Settings, plans: &Plans) -> ReplayOptions {
             cache_bytes_max: Some(plans.replay.utxo_cache_bytes),
             buckets: settings.replay.utxo_cache_buckets,
             limits: UtxoLimits::default(),
+        },
+        room: RoomOptions {
+            database_dir: Some(settings.data_dir.join("pg/base")),
+            is_checked: settings.replay.disk_check,
         },
     }
 }
