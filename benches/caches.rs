@@ -17,7 +17,7 @@ use harness::stats::median;
 use lab::replayed::{Replayed, replay};
 use lab::{Chain, Lab};
 use satgres::prevouts::{FingerprintKey, TxNumCache};
-use satgres::replay::{self, ReplayOptions};
+use satgres::replay::{ReplayOptions, found};
 
 const COIN_BYTES: u64 = 40;
 const PERCENTS: [u64; 6] = [100, 50, 10, 5, 1, 0];
@@ -120,7 +120,7 @@ async fn txnum_caches(options: &ReplayOptions) -> anyhow::Result<()> {
 }
 
 async fn read_blocks(options: &ReplayOptions) -> anyhow::Result<Vec<BlockTxs>> {
-    let chain = replay::scan(options).await?.into_chain()?;
+    let chain = found::scan(options).await?.into_chain()?;
     let mut blocks = Vec::new();
     let mut raw = Vec::new();
     // The built-in genesis block has no file, and nothing spends it.

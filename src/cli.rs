@@ -192,6 +192,9 @@ struct RunArgs {
     /// Parts of the memory for unspent outputs; the oldest leaves when it is full [default: 10]
     #[arg(long, value_name = "N")]
     utxo_cache_buckets: Option<String>,
+    /// Refuse what does not seem to fit on the disk: on or off [default: on]
+    #[arg(long, value_name = "SWITCH")]
+    disk_check: Option<String>,
     /// Who decides on PostgreSQL's settings: auto, as `satgres tune` shows them, or off [default: auto]
     #[arg(long, value_name = "WHO")]
     tune: Option<String>,
@@ -493,6 +496,7 @@ fn low_args(cli: &Cli) -> LowArgs {
         take("replay.batch_bytes", &args.batch_bytes);
         take("replay.pipeline_bytes", &args.pipeline_bytes);
         take("replay.utxo_cache_buckets", &args.utxo_cache_buckets);
+        take("replay.disk_check", &args.disk_check);
         take("tune", &args.tune);
         take("store.witness", &args.store_witness);
         take("store.script_sig", &args.store_script_sig);

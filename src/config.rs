@@ -178,6 +178,8 @@ pub struct ReplaySettings {
     pub utxo_cache_bytes: Option<u64>,
     /// Buckets of the UTXO cache: the oldest one leaves when it is full.
     pub utxo_cache_buckets: u64,
+    /// Whether a load that does not seem to fit on the disk is refused.
+    pub disk_check: bool,
 }
 
 /// How live sync works.
@@ -315,6 +317,7 @@ impl Settings {
                 self.replay.utxo_cache_bytes.map_or_else(|| "auto".to_owned(), format_size)
             }
             "replay.utxo_cache_buckets" => self.replay.utxo_cache_buckets.to_string(),
+            "replay.disk_check" => if self.replay.disk_check { "on" } else { "off" }.to_owned(),
             "live.txnum_cache_buckets" => self.live.txnum_cache_buckets.to_string(),
             "live.txnum_cache_bucket_size" => self.live.txnum_cache_bucket_size.to_string(),
             "store.witness" => self.store.witness.name().to_owned(),
@@ -380,6 +383,7 @@ impl Values {
                 pipeline_bytes: self.get("replay.pipeline_bytes", parse_pipeline_bytes)?.flatten(),
                 utxo_cache_bytes: self.get("replay.utxo_cache", parse_size_or_auto)?.flatten(),
                 utxo_cache_buckets: self.get("replay.utxo_cache_buckets", parse_buckets)?.unwrap_or(10),
+                disk_check: self.get("replay.disk_check", parse_switch)?.unwrap_or(true),
             },
             live: LiveSettings {
                 txnum_cache_buckets: self.get("live.txnum_cache_buckets", parse_count)?.unwrap_or(10),
@@ -419,6 +423,10 @@ fn parse_bool(text: &str) -> Result<bool, String> {
         "false" | "0" | "no" | "off" => Ok(false),
         _ => Err("use true or false".to_owned()),
     }
+}
+
+fn parse_switch(text: &str) -> Result<bool, String> {
+    parse_bool(text).map_err(|_| "use on or off".to_owned())
 }
 
 fn parse_detail(text: &str) -> Result<Detail, String> {

@@ -4,6 +4,7 @@
 //! keep their own enums; this one only sorts them by who must act.
 
 use crate::pg::reaction::{Trouble, trouble};
+use crate::prevouts::RebuildError;
 use crate::replay::ReplayError;
 use crate::stop::Stopped;
 use crate::{config, pg};
@@ -157,7 +158,10 @@ impl Error {
             Error::Source(_)
             | Error::Replay(ReplayError::Source(_) | ReplayError::Block(_) | ReplayError::Gone { .. }) => 3,
             Error::Replay(ReplayError::Stopped) => INTERRUPTED,
-            Error::Replay(ReplayError::System { .. } | ReplayError::CoinFiles(_)) => 1,
+            Error::Replay(
+                ReplayError::System { .. } | ReplayError::CoinFiles(_) | ReplayError::NoRoom(_),
+            ) => 1,
+            Error::Replay(ReplayError::Rebuild(RebuildError::Files(_))) => 1,
             Error::Replay(_) | Error::Verify(_) => 4,
             Error::VerifyFailed { .. } => 5,
             Error::Cluster(pg::cluster::Error::InService { .. }) => 1,

@@ -6,6 +6,7 @@ pub mod cluster;
 pub mod conf;
 pub mod copy;
 pub mod external;
+pub mod leaked;
 mod migrations;
 pub mod objects;
 pub mod pool;

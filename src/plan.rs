@@ -12,6 +12,7 @@ mod format;
 pub mod pgtune;
 mod settings;
 mod shares;
+pub mod space;
 pub mod utxo_cache;
 
 use std::fmt;

@@ -6,6 +6,7 @@
 //! other than those of a segment that a reorg cuts, which it loads again.
 
 pub mod buffers;
+pub mod found;
 pub mod gate;
 mod late;
 pub mod load;
@@ -15,6 +16,7 @@ pub mod rates;
 pub mod reader;
 pub mod reconcile;
 mod resolver;
+pub mod room;
 pub mod schedule;
 mod utxos;
 
@@ -22,17 +24,19 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use deadpool_postgres::Pool;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 use tracing::{info, warn};
 
+use self::found::FoundBlocks;
 use self::load::{LoadError, load_segments};
 use self::pipeline::{Pipeline, PipelineError, PipelineOptions};
 use self::progress::{Progress, show_builds, show_load};
 use self::reader::{Chain, ReadError};
+use self::room::{NoRoom, RoomOptions};
 use self::schedule::Segment;
 use crate::chain::hash::{Hash32, reversed_hex};
 use crate::network::Network;
@@ -42,7 +46,7 @@ use crate::pg::segments::SegmentRow;
 use crate::prevouts::{CoinFileError, RebuildError, UtxoOptions, UtxoSet};
 use crate::profile::{Figures, Profile};
 use crate::rows::Store;
-use crate::source::{BlockFiles, HeaderTree, ScannedHeaders, SourceError};
+use crate::source::SourceError;
 use crate::status::Step;
 use crate::stop::{Stop, Stopped};
 
@@ -69,6 +73,8 @@ pub struct ReplayOptions {
     pub store: Store,
     /// Where the UTXO set is, and how much memory it may take.
     pub utxos: UtxoOptions,
+    /// How room on the disks is looked for.
+    pub room: RoomOptions,
 }
 
 /// Why a replay stopped. What is loaded stays; the same command goes on from there.
@@ -105,6 +111,9 @@ pub enum ReplayError {
     /// The files of the UTXO set failed.
     #[error("keeping the UTXO set's files failed")]
     CoinFiles(#[from] CoinFileError),
+    /// The disks are too small: the user must act.
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
     /// No connection.
     #[error(transparent)]
     Pool(#[from] pool::Error),
@@ -157,8 +166,7 @@ pub async fn run(
     // 1. What blocks are there, in the files and in the database?
     profile.board().step(Step::Compare);
     let mut client = pool.get().await.map_err(pool::Error::from)?;
-    let files = Arc::clone(&found.files);
-    let tree = found.tree(&client).await?;
+    found.tree(&client).await?;
 
     let mut unwritten: HashSet<Hash32> = HashSet::new();
     let mut damages = 0;
@@ -170,13 +178,17 @@ pub async fn run(
         let mut excluded = reconcile::invalid_blocks(&client).await?;
         excluded.extend(&unwritten);
         let tip = reconcile::tip(&client).await?;
+        let tree = found.tree(&client).await?;
         let active = tree.active_chain(&excluded, tip.as_ref().map(|tip| &tip.hash));
-        let chain = Arc::new(Chain { files: Arc::clone(&files), tree: Arc::clone(&tree), active });
+        let chain = Arc::new(Chain { files: found.files(), tree, active });
         let mut present = reconcile::roll_back_to_fork(&mut client, &chain).await?;
 
         // 4. Resume the UTXO set, or rebuild it: then what an earlier run loaded must be attached before.
         let segments = missing_segments(&chain, &present, options);
         profile.board().planned(&chain, &present, &segments);
+        if !found.is_entered && !segments.is_empty() {
+            room::check(&chain, &segments, options)?;
+        }
         let mut set = None;
         if let Some(first) = segments.first() {
             let height_first = *first.heights.start();
@@ -201,100 +213,23 @@ pub async fn run(
         }
         let failure = load_and_restore(pool, &chain, present, segments, set, options, profile, stop).await?;
         match failure {
+            // 6. Blocks that came meanwhile are loaded too.
+            None if found.has_grown(&client).await? => unwritten.clear(),
             None => {
                 reconcile::record_stale_blocks(&mut client, &chain).await?;
                 return Ok(Outcome { tip_height: chain.active.tip_height() });
             }
-            // 6. A block that cannot be taken: leave it out and choose again, or tell the user.
+            // 7. A block that cannot be taken: look for it again, leave it out and choose again, or tell the user.
             Some(PipelineError::CoinFiles(error)) => {
                 damages += 1;
                 utxos::throw_away(error, damages, &options.utxos)?;
             }
+            Some(PipelineError::Read(error)) if is_found_again(found, &client, &chain, &error).await? => {
+                unwritten.clear();
+            }
             Some(error) => leave_out(&client, &chain, error, &mut unwritten).await?,
         }
     }
-}
-
-/// The blocks of a directory, by their headers.
-#[derive(Debug)]
-pub struct FoundBlocks {
-    files: Arc<BlockFiles>,
-    headers: Headers,
-    /// Whether a load of them has begun in this process.
-    is_entered: bool,
-}
-
-#[derive(Debug)]
-enum Headers {
-    Scanned(Box<ScannedHeaders>),
-    Linked(Arc<HeaderTree>),
-    /// Linking failed: the user must act.
-    Gone,
-}
-
-impl Headers {
-    fn len(&self) -> usize {
-        match self {
-            Headers::Scanned(headers) => headers.len(),
-            Headers::Linked(_) | Headers::Gone => 0,
-        }
-    }
-}
-
-impl FoundBlocks {
-    /// Links the headers with the blocks that the database holds, the first time.
-    async fn tree(&mut self, client: &deadpool_postgres::Object) -> Result<Arc<HeaderTree>, ReplayError> {
-        if let Headers::Linked(tree) = &self.headers {
-            return Ok(Arc::clone(tree));
-        }
-        let held = reconcile::held_blocks(client).await?;
-        let Headers::Scanned(headers) = std::mem::replace(&mut self.headers, Headers::Gone) else {
-            unreachable!("nobody comes again after linking has failed")
-        };
-        let tree = Arc::new(headers.link(&self.files, &held)?);
-        self.headers = Headers::Linked(Arc::clone(&tree));
-        Ok(tree)
-    }
-
-    /// Returns the active chain as the files alone suggest it.
-    ///
-    /// # Errors
-    /// As [`ScannedHeaders::link`].
-    ///
-    /// # Panics
-    /// If a replay has linked the headers already.
-    pub fn into_chain(self) -> Result<Chain, SourceError> {
-        let Headers::Scanned(headers) = self.headers else { panic!("nobody has linked the headers before") };
-        let tree = Arc::new(headers.link(&self.files, &[])?);
-        let active = tree.active_chain(&HashSet::new(), None);
-        Ok(Chain { files: self.files, tree, active })
-    }
-}
-
-/// Scans the headers of all block files; the database is not needed, so that wrong files are told before anything is
-/// made.
-///
-/// # Errors
-/// Files that are missing, cannot be read, or are of another network: the user must act.
-pub async fn scan(options: &ReplayOptions) -> Result<FoundBlocks, ReplayError> {
-    let start = Instant::now();
-    let files = BlockFiles::open(&options.blocks_dir, options.network)?;
-    let threads = options.threads;
-    let found = tokio::task::spawn_blocking(move || {
-        let headers = Headers::Scanned(Box::new(HeaderTree::scan(&files, threads)?));
-        Ok::<_, SourceError>(FoundBlocks { files: Arc::new(files), headers, is_entered: false })
-    });
-    let found = found
-        .await
-        .map_err(|error| ReplayError::System { what: "scanning headers", source: error.into() })??;
-    info!(
-        headers = found.headers.len(),
-        files = found.files.paths().len(),
-        seconds = start.elapsed().as_secs_f64(),
-        "scanned the headers of {}",
-        found.files.directory().display()
-    );
-    Ok(found)
 }
 
 /// Cuts the heights above the last segment into new ones.
@@ -445,6 +380,19 @@ async fn load(
         }
         Err(LoadError::Pipeline(error)) => Ok(Some(error)),
         Err(error) => Err(ReplayError::Load(error)),
+    }
+}
+
+/// Returns whether a block that could not be read may be read now, from files that have changed since they were scanned.
+async fn is_found_again(
+    found: &mut FoundBlocks,
+    client: &deadpool_postgres::Object,
+    chain: &Chain,
+    error: &ReadError,
+) -> Result<bool, ReplayError> {
+    match error.moved() {
+        Some((height, hash)) if !chain.is_unwritten(height)? => found.find_again(client, height, &hash).await,
+        _ => Ok(false),
     }
 }
 

@@ -17,11 +17,13 @@ use crate::pg::external::{self, Purpose};
 use crate::pg::run_lock::RunLock;
 use crate::pg::schema::{self, Facts};
 use crate::pg::server::{self, Server};
-use crate::pg::{objects, pool, validate};
+use crate::pg::{leaked, objects, pool, validate};
 use crate::plan::{Phase, Plan};
 use crate::prevouts::{UtxoLimits, UtxoOptions};
 use crate::profile::{Figures, Profile};
-use crate::replay::{self, FoundBlocks, ReplayOptions};
+use crate::replay::found::{self, FoundBlocks};
+use crate::replay::room::RoomOptions;
+use crate::replay::{self, ReplayOptions};
 use crate::resources::Resources;
 use crate::rows::Store;
 use crate::status::Step;
@@ -53,7 +55,7 @@ async fn serve(settings: &Settings, profile: &Profile, stop: Stop) -> Result<(),
         settings.network,
         &[&plans.replay, &plans.restore, &plans.live],
     );
-    let found = stop.or(replay::scan(&replay_options(settings, &plans))).await??;
+    let found = stop.or(found::scan(&replay_options(settings, &plans))).await??;
     plans.log();
     let profile = profile.clone();
     let mut run = Run {
@@ -126,6 +128,7 @@ impl Run<'_> {
         }
         self.profile.board().step(Step::Install);
         install(pool, self.settings).await?;
+        leaked::sweep(server, pool).await;
         let mut options = replay_options(self.settings, &self.plans);
         options.builds_max = server.builds_max(options.builds_max);
         let outcome = replay::run(pool, &mut self.found, &options, &self.profile, &self.stop).await?;
@@ -261,6 +264,10 @@ fn replay_options(settings: &Settings, plans: &Plans) -> ReplayOptions {
             cache_bytes_max: Some(plans.replay.utxo_cache_bytes),
             buckets: settings.replay.utxo_cache_buckets,
             limits: UtxoLimits::default(),
+        },
+        room: RoomOptions {
+            database_dir: settings.database_url.is_none().then(|| settings.data_dir.join("pg/base")),
+            is_checked: settings.replay.disk_check,
         },
     }
 }

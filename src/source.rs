@@ -4,6 +4,7 @@
 //! there), and the bytes of any block. Memory stays near 90 bytes a header; nothing is read twice that need not be.
 
 pub mod blk;
+mod retry;
 pub mod scan;
 pub mod tree;
 

@@ -21,6 +21,7 @@ use satgres::pg::{objects, pool};
 use satgres::plan::{Phase, Plan};
 use satgres::prevouts::{UtxoLimits, UtxoOptions};
 use satgres::replay::ReplayOptions;
+use satgres::replay::room::RoomOptions;
 use satgres::resources::Resources;
 use satgres::rows::Store;
 
@@ -175,6 +176,7 @@ impl Lab {
                 buckets: self.settings.replay.utxo_cache_buckets,
                 limits: UtxoLimits::default(),
             },
+            room: RoomOptions { database_dir: None, is_checked: false },
         }
     }
 

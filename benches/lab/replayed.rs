@@ -1,7 +1,7 @@
 //! Satgres itself: from raw block files to indexed and attached segments, with what it says of its caches.
 
 use satgres::profile::Profile;
-use satgres::replay::{self, ReplayOptions};
+use satgres::replay::{self, ReplayOptions, found};
 use satgres::stop::Stop;
 
 use super::Lab;
@@ -44,7 +44,7 @@ pub async fn replay(lab: &Lab, options: &ReplayOptions) -> anyhow::Result<Replay
     let pool = lab.fresh_database().await?;
     let profile = Profile::quiet();
     let watch = Watch::start(lab.postmaster());
-    let mut found = replay::scan(options).await?;
+    let mut found = found::scan(options).await?;
     replay::run(&pool, &mut found, options, &profile, &Stop::on_signals()).await?;
     let seconds = watch.seconds();
     let client = pool.get().await?;

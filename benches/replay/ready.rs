@@ -9,7 +9,7 @@ use satgres::prevouts::{FingerprintKey, UtxoOptions, UtxoSet};
 use satgres::replay::pipeline::{Item, Pipeline, PipelineOptions};
 use satgres::replay::progress::Progress;
 use satgres::replay::schedule::{self, Segment};
-use satgres::replay::{self, ReplayOptions};
+use satgres::replay::{ReplayOptions, found};
 use satgres::rows::Table;
 
 /// The rows of one segment.
@@ -31,7 +31,7 @@ pub struct ReadyRows {
 impl ReadyRows {
     /// Makes the rows; nothing is sent anywhere.
     pub async fn make(options: &ReplayOptions) -> anyhow::Result<ReadyRows> {
-        let chain = Arc::new(replay::scan(options).await?.into_chain()?);
+        let chain = Arc::new(found::scan(options).await?.into_chain()?);
         let segments =
             schedule::segments(0..=chain.active.tip_height(), 0, options.segment_bytes, |height| {
                 chain.block_bytes(height)

@@ -89,6 +89,12 @@ pub const OPTIONS: &[OptionSpec] = &[
         "Parts of that memory: the oldest one leaves when it is full.",
     ),
     option(
+        "replay.disk_check",
+        "disk-check",
+        "\"on\"",
+        "on refuses to load what does not seem to fit on the disk; off tries all the same.",
+    ),
+    option(
         "live.txnum_cache_buckets",
         "txnum-cache-buckets",
         "10",

@@ -27,7 +27,10 @@ use std::{
     fs,
     fs::File,
     io,
-    os::unix::ffi::OsStrExt,
+    os::{
+        fd::AsRawFd,
+        unix::{ffi::OsStrExt, fs::OpenOptionsExt},
+    },
     path::{Path, PathBuf},
     process::Stdio,
     time::{Duration, Instant},
@@ -324,6 +327,18 @@ impl Cluster {
         Ok(true)
     }
 
+    /// Runs steps on the cluster's files with the rights of the server's user. They are given its directory by a path
+    /// that this user can walk, whatever is above it; it is of use on this thread and until they end.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where the directory cannot be opened.
+    pub fn as_server_user<T>(&self, steps: impl FnOnce(&Path) -> T) -> Result<T, Error> {
+        let pg_dir = self.pg_dir();
+        let directory = open_to_walk(&pg_dir).map_err(io_error("open directory", &pg_dir))?;
+        let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
+        Ok(self.account.look(|| steps(&path)))
+    }
+
     /// Puts the server's log aside once it is large, so that the two files together stay bounded.
     ///
     /// # Errors
@@ -453,6 +468,11 @@ fn adopt(data_dir: &Path, account: &Account) -> Result<Option<Postmaster>, Error
 /// The file of settings that satgres writes.
 fn conf_path(data_dir: &Path) -> PathBuf {
     data_dir.join("pg/satgres.conf")
+}
+
+/// Opens a directory, also through a link, only to get to what is in it.
+fn open_to_walk(dir: &Path) -> io::Result<File> {
+    fs::OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open(dir)
 }
 
 /// Encodes a path for use in a URL's query.

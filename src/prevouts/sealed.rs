@@ -21,7 +21,7 @@ const LAST: u32 = 1 << 31;
 #[derive(Debug, thiserror::Error)]
 pub enum CoinFileError {
     /// The system refused: disk full, no permission, a failing disk. Stop and tell the user.
-    #[error("cannot {what} {}", path.display())]
+    #[error("cannot {what} {}{}", path.display(), help(source))]
     System {
         /// What was tried.
         what: &'static str,
@@ -49,6 +49,16 @@ pub(crate) struct Seal {
     pub(crate) file_bytes: u64,
     /// Checksum over the checksums of its blocks.
     pub(crate) checksum: u64,
+}
+
+/// What to do about the system's answer, if anybody can do anything.
+fn help(source: &std::io::Error) -> &'static str {
+    match source.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            "\n  help: make room on the file system that holds it, then start the same command again"
+        }
+        _ => "",
+    }
 }
 
 pub(crate) fn system(what: &'static str, path: &Path) -> impl Fn(std::io::Error) -> CoinFileError + use<> {

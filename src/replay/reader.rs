@@ -26,7 +26,18 @@ pub enum ReadError {
         /// What was said.
         source: SourceError,
     },
-    /// No copy of the block is whole: stop, or treat as not yet written if it is the newest record.
+    /// No file holds the block any more where the scan saw it: look again.
+    #[error("the block at height {height} is not in {file} any more")]
+    Gone {
+        /// Height of the block.
+        height: u32,
+        /// Block hash, internal byte order.
+        hash: Hash32,
+        /// The file of the best copy.
+        file: String,
+    },
+    /// No copy of the block is whole: look again where the file has changed, treat it as not yet written if it is the
+    /// newest record, or stop.
     #[error("damaged block at height {height} in {file} at offset {offset}: {damage}")]
     Damaged {
         /// Height of the block.
@@ -54,6 +65,25 @@ pub enum ReadError {
         /// The rule.
         rule: InvalidBlock,
     },
+}
+
+impl ReadError {
+    /// Returns height and hash of a block that may have moved since the scan.
+    pub fn moved(&self) -> Option<(u32, Hash32)> {
+        match self {
+            ReadError::Gone { height, hash, .. } | ReadError::Damaged { height, hash, .. } => {
+                Some((*height, *hash))
+            }
+            ReadError::Source { .. } | ReadError::Invalid { .. } => None,
+        }
+    }
+}
+
+/// Why one copy of a block is of no use.
+enum CopyFault {
+    /// Its file is away, or shorter than it was.
+    Gone,
+    Damaged(DamagedBlock),
 }
 
 /// The active chain and where its blocks are.
@@ -106,7 +136,11 @@ impl Chain {
         if !self.tree.is_newest(self.index(height)) || location.file == Location::BUILT_IN {
             return Ok(false);
         }
-        self.files.open_file(location.file)?.ends_blank(location.offset + u64::from(location.len))
+        let end = location.offset + u64::from(location.len);
+        match self.files.open_file(location.file).and_then(|file| file.ends_blank(end)) {
+            Err(error) if error.is_gone() => Ok(false),
+            ends_blank => ends_blank,
+        }
     }
 
     /// Returns what the chain says about the block at a height.
@@ -161,7 +195,7 @@ impl BatchReader {
         let mut open: Option<(u32, BlockFile<'_>)> = None;
         for height in heights.clone() {
             let context = chain.context(height);
-            let mut first_damage = None;
+            let mut first_fault = None;
             let mut is_taken = false;
             for location in chain.tree.locations(chain.index(height)) {
                 match self.read_copy(&chain, &mut open, location, &context, batch)? {
@@ -169,14 +203,17 @@ impl BatchReader {
                         is_taken = true;
                         break;
                     }
-                    Err(damage) => {
-                        first_damage.get_or_insert((location, damage));
+                    Err(fault) => {
+                        first_fault.get_or_insert((location, fault));
                     }
                 }
             }
-            if let (false, Some((location, damage))) = (is_taken, first_damage) {
-                let (file, offset) = (chain.files.name(location), location.offset);
-                return Err(ReadError::Damaged { height, hash: context.hash, file, offset, damage });
+            if let (false, Some((location, fault))) = (is_taken, first_fault) {
+                let (file, offset, hash) = (chain.files.name(location), location.offset, context.hash);
+                return Err(match fault {
+                    CopyFault::Gone => ReadError::Gone { height, hash, file },
+                    CopyFault::Damaged(damage) => ReadError::Damaged { height, hash, file, offset, damage },
+                });
             }
         }
         Ok(())
@@ -190,11 +227,14 @@ impl BatchReader {
         location: Location,
         context: &BlockContext,
         batch: &mut Batch,
-    ) -> Result<Result<(), DamagedBlock>, ReadError> {
+    ) -> Result<Result<(), CopyFault>, ReadError> {
         let height = context.height;
         let before = Lengths::of(batch);
-        read_bytes(chain, open, location, &mut batch.raw)
-            .map_err(|source| ReadError::Source { height, source })?;
+        match read_bytes(chain, open, location, &mut batch.raw) {
+            Ok(()) => {}
+            Err(error) if error.is_gone() => return Ok(Err(CopyFault::Gone)),
+            Err(source) => return Err(ReadError::Source { height, source }),
+        }
         // A file that was rewritten since the scan holds another block here.
         let parsed = if batch.raw.len() - before.raw < HEADER_BYTES
             || sha256d(&batch.raw[before.raw..before.raw + HEADER_BYTES]) != context.hash
@@ -207,7 +247,7 @@ impl BatchReader {
             Ok(()) => Ok(Ok(())),
             Err(BlockError::Damaged(damage)) => {
                 before.restore(batch);
-                Ok(Err(damage))
+                Ok(Err(CopyFault::Damaged(damage)))
             }
             Err(BlockError::Invalid(rule)) => Err(ReadError::Invalid {
                 height,

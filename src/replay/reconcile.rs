@@ -7,11 +7,11 @@ use std::collections::HashSet;
 use std::time::Instant;
 
 use tokio_postgres::Client;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::ReplayError;
 use super::reader::Chain;
-use crate::chain::hash::{Hash32, reversed_hex};
+use crate::chain::hash::{Hash32, reversed_hex, sha256d};
 use crate::chain::header::HEADER_BYTES;
 use crate::pg::segments::{self, SegmentRow};
 use crate::rows::Table;
@@ -276,8 +276,16 @@ pub async fn record_stale_blocks(client: &mut Client, chain: &Chain) -> Result<(
             continue;
         }
         let mut header = Vec::with_capacity(HEADER_BYTES);
-        let file = chain.files.open_file(stale.location.file)?;
-        file.read_to(stale.location.offset, HEADER_BYTES, &mut header)?;
+        let file = chain.files.open_file(stale.location.file);
+        match file.and_then(|file| file.read_to(stale.location.offset, HEADER_BYTES, &mut header)) {
+            // A file that was removed or rewritten since the scan has other bytes there, or none.
+            Err(error) if !error.is_gone() => return Err(error.into()),
+            _ if sha256d(&header) != stale.hash => {
+                debug!(hash = reversed_hex(&stale.hash), "a stale block is not in the files any more");
+                continue;
+            }
+            _ => {}
+        }
         transaction
             .execute(
                 "insert into chain.stale_blocks (hash, height, header) values ($1, $2, $3) \

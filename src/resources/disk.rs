@@ -68,20 +68,36 @@ pub(super) fn free_bytes(path: &Path) -> Option<Found<u64>> {
     Some(Found::new(bytes, format!("file system of {}", there.display())))
 }
 
-/// Says which file system holds `path`, and how much of it is free.
-pub(crate) fn room(path: &Path) -> Option<String> {
+/// A file system, as far as room in it goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FileSystem {
+    /// Tells two apart.
+    pub(crate) device: u64,
+    /// The directory at which it is mounted.
+    pub(crate) mounted_at: PathBuf,
+    /// Bytes that may still be written.
+    pub(crate) free_bytes: u64,
+}
+
+/// Returns the file system where `path` is or will be; `None` where it cannot be told.
+pub(crate) fn file_system(path: &Path) -> Option<FileSystem> {
     use std::os::unix::fs::MetadataExt as _;
     let there = existing(path)?;
-    let device = |path: &Path| fs::metadata(path).ok().map(|found| found.dev());
-    let own = device(&there);
-    let mount = there.ancestors().take_while(|path| device(path) == own).last()?;
-    let figures = statvfs(&there)?;
-    let bytes = |blocks: u64| indicatif::HumanBytes(blocks.saturating_mul(figures.f_frsize));
-    let (free, all) = (bytes(figures.f_bavail), bytes(figures.f_blocks));
+    let device_of = |path: &Path| fs::metadata(path).ok().map(|found| found.dev());
+    let device = device_of(&there)?;
+    let mounted_at = there.ancestors().take_while(|path| device_of(path) == Some(device)).last()?;
+    let free_bytes = free_bytes(&there)?.value;
+    Some(FileSystem { device, mounted_at: mounted_at.to_owned(), free_bytes })
+}
+
+/// Says which file system holds `path`, and how much of it is free.
+pub(crate) fn room(path: &Path) -> Option<String> {
+    let FileSystem { mounted_at, free_bytes, .. } = file_system(path)?;
+    let free = indicatif::HumanBytes(free_bytes);
     Some(format!(
-        "{free} of {all} are free on the file system at {}, which holds {}",
-        mount.display(),
-        there.display()
+        "{free} are free on the file system at {}, which holds {}",
+        mounted_at.display(),
+        path.display()
     ))
 }
 

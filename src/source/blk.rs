@@ -4,11 +4,13 @@
 //! later may xor all bytes with the 8-byte key in `xor.dat`, whose phase is the offset in the file; the unused tail of
 //! the last file is raw zeros, not xored (`node/blockstorage.cpp`). Files are only read, never locked.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use super::retry;
 use crate::network::Network;
 
 /// Bytes before the block in a record: magic and length.
@@ -67,7 +69,8 @@ pub enum SourceError {
     },
     /// No record of the network was found in any file.
     #[error(
-        "no block of network {asked} in the files of {path}: are they of a custom signet, or is xor.dat missing?"
+        "no block of network {asked} in the files of {path}: are they of a custom signet, or is \
+         xor.dat missing or another node's?"
     )]
     NoBlocks {
         /// The directory.
@@ -78,22 +81,46 @@ pub enum SourceError {
     /// The first blocks of the chain are gone.
     #[error(
         "the first block in {path} that continues a chain has height {height_first}: this node is pruned. \
-         Satgres needs every block from height 1 on: use the block files of a node with prune=0"
+         Satgres needs every block from height {height_due} on: use the block files of a node with prune=0"
     )]
     Pruned {
         /// The directory.
         path: PathBuf,
         /// Height of the first block that is there.
         height_first: u32,
+        /// Height of the first block that is needed.
+        height_due: u32,
+    },
+    /// A block was there when the files were scanned, and is not any more.
+    #[error(
+        "the block at height {height} has vanished from the files in {path} while they were read; \
+         start the same command again once nobody moves or rewrites them"
+    )]
+    Vanished {
+        /// The directory.
+        path: PathBuf,
+        /// Height of the block.
+        height: u32,
     },
     /// No block continues from the genesis block, and the height of the first one is not known.
-    #[error("{path}: no block there follows the genesis block of {asked}, and their heights cannot be told")]
+    #[error(
+        "{path}: no block there follows the genesis block of {asked} or what the database holds; \
+         are the files complete, and of that network?"
+    )]
     Unconnected {
         /// The directory.
         path: PathBuf,
         /// What was asked for.
         asked: Network,
     },
+}
+
+impl SourceError {
+    /// Returns whether a file was removed or cut since it was listed: looking again is of use, trying again is not.
+    pub fn is_gone(&self) -> bool {
+        let gone = [io::ErrorKind::NotFound, io::ErrorKind::UnexpectedEof];
+        matches!(self, SourceError::Read { source, .. } if gone.contains(&source.kind()))
+    }
 }
 
 /// Where the bytes of a block are.
@@ -114,11 +141,39 @@ impl Location {
     pub const HELD: u32 = u32::MAX - 1;
 }
 
+/// What tells that a file has been written to, cut or replaced since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    len: u64,
+    /// Seconds and nanoseconds.
+    written: (i64, i64),
+}
+
+impl Stamp {
+    /// Looks at a file; `None` where it is not there.
+    fn of(path: &Path) -> Result<Option<Stamp>, SourceError> {
+        let found = retry::read(path, 0, || match fs::metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            found => found.map(Some),
+        })?;
+        Ok(found.map(|found| Stamp {
+            device: found.dev(),
+            inode: found.ino(),
+            len: found.len(),
+            written: (found.mtime(), found.mtime_nsec()),
+        }))
+    }
+}
+
 /// The block files of one directory.
 #[derive(Debug)]
 pub struct BlockFiles {
     directory: PathBuf,
     paths: Vec<PathBuf>,
+    /// Of each file as it was before anything of it was read.
+    stamps: Vec<Stamp>,
     xor_key: Option<[u8; XOR_KEY_BYTES]>,
     network: Network,
 }
@@ -141,9 +196,21 @@ impl BlockFiles {
             return Err(SourceError::NoFiles { path: directory.to_owned() });
         }
         numbered.sort();
+        let (mut paths, mut stamps) = (Vec::new(), Vec::new());
+        for (_, path) in numbered {
+            // One that vanished since it was listed is not listed.
+            if let Some(stamp) = Stamp::of(&path)? {
+                paths.push(path);
+                stamps.push(stamp);
+            }
+        }
+        if paths.is_empty() {
+            return Err(SourceError::NoFiles { path: directory.to_owned() });
+        }
         Ok(BlockFiles {
             directory: directory.to_owned(),
-            paths: numbered.into_iter().map(|(_, path)| path).collect(),
+            paths,
+            stamps,
             xor_key: read_xor_key(&directory.join("xor.dat"))?,
             network,
         })
@@ -164,15 +231,28 @@ impl BlockFiles {
         self.network
     }
 
+    /// Returns the index in these files of each file of `now` that is still the same; `None` for one that is new or has
+    /// changed.
+    pub fn unchanged(&self, now: &BlockFiles) -> Vec<Option<u32>> {
+        let known: HashMap<&PathBuf, usize> = self.paths.iter().zip(0..).collect();
+        let index_of = |path: &PathBuf, stamp: &Stamp| {
+            let index = *known.get(path)?;
+            (self.stamps[index] == *stamp && self.xor_key == now.xor_key).then_some(index as u32)
+        };
+        now.paths.iter().zip(&now.stamps).map(|(path, stamp)| index_of(path, stamp)).collect()
+    }
+
     /// Opens one file for reading.
     ///
     /// # Errors
     /// What the operating system says: retry, then stop and tell the user.
     pub fn open_file(&self, file: u32) -> Result<BlockFile<'_>, SourceError> {
         let path = &self.paths[file as usize];
-        let read = |source| SourceError::Read { path: path.clone(), offset: 0, source };
-        let handle = File::open(path).map_err(read)?;
-        let len = handle.metadata().map_err(read)?.len();
+        let (handle, len) = retry::read(path, 0, || {
+            let handle = File::open(path)?;
+            let len = handle.metadata()?.len();
+            Ok((handle, len))
+        })?;
         Ok(BlockFile { path, handle, len, xor_key: self.xor_key })
     }
 
@@ -218,9 +298,9 @@ impl BlockFile<'_> {
     pub fn read_to(&self, offset: u64, len: usize, buffer: &mut Vec<u8>) -> Result<(), SourceError> {
         let from = buffer.len();
         buffer.resize(from + len, 0);
-        if let Err(source) = self.handle.read_exact_at(&mut buffer[from..], offset) {
+        if let Err(error) = self.read_raw(offset, &mut buffer[from..]) {
             buffer.truncate(from);
-            return Err(SourceError::Read { path: self.path.to_owned(), offset, source });
+            return Err(error);
         }
         self.decode(offset, &mut buffer[from..]);
         Ok(())
@@ -243,11 +323,7 @@ impl BlockFile<'_> {
 
     /// Reads bytes as they stand in the file, not decoded.
     pub(super) fn read_raw(&self, offset: u64, bytes: &mut [u8]) -> Result<(), SourceError> {
-        self.handle.read_exact_at(bytes, offset).map_err(|source| SourceError::Read {
-            path: self.path.to_owned(),
-            offset,
-            source,
-        })
+        retry::read(self.path, offset, || self.handle.read_exact_at(bytes, offset))
     }
 
     /// Undoes the xor of bytes that were read at `offset`.
@@ -273,19 +349,56 @@ fn file_number(name: &str) -> Option<u64> {
 }
 
 fn read_xor_key(path: &Path) -> Result<Option<[u8; XOR_KEY_BYTES]>, SourceError> {
-    match fs::read(path) {
-        Ok(bytes) => match <[u8; XOR_KEY_BYTES]>::try_from(bytes.as_slice()) {
-            Ok(key) => Ok((key != [0; XOR_KEY_BYTES]).then_some(key)),
-            Err(_) => Err(SourceError::XorKey { path: path.to_owned(), len: bytes.len() }),
-        },
+    let found = retry::read(path, 0, || match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(SourceError::Read { path: path.to_owned(), offset: 0, source }),
+        found => found.map(Some),
+    })?;
+    let Some(bytes) = found else { return Ok(None) };
+    match <[u8; XOR_KEY_BYTES]>::try_from(bytes.as_slice()) {
+        Ok(key) => Ok((key != [0; XOR_KEY_BYTES]).then_some(key)),
+        Err(_) => Err(SourceError::XorKey { path: path.to_owned(), len: bytes.len() }),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_that_grow_shrink_come_or_are_replaced_are_not_the_same_any_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |number: u32| folder.path().join(format!("blk{number:05}.dat"));
+        let open = || BlockFiles::open(folder.path(), Network::Regtest).unwrap();
+        (0..5).for_each(|number| fs::write(path(number), [1; 100]).unwrap());
+        let before = open();
+        assert_eq!(before.unchanged(&open()), [Some(0), Some(1), Some(2), Some(3), Some(4)]);
+        fs::remove_file(path(0)).unwrap();
+        fs::write(path(2), [1; 101]).unwrap();
+        // The same bytes in another file, as when a copy is moved there.
+        fs::write(path(9), [1; 100]).unwrap();
+        fs::rename(path(9), path(3)).unwrap();
+        fs::write(path(7), [1; 100]).unwrap();
+        assert_eq!(before.unchanged(&open()), [Some(1), None, None, Some(4), None]);
+        fs::write(folder.path().join("xor.dat"), [3; 8]).unwrap();
+        assert_eq!(before.unchanged(&open()), [None; 5]);
+        (1..8).for_each(|number| drop(fs::remove_file(path(number))));
+        let error = BlockFiles::open(folder.path(), Network::Regtest).unwrap_err();
+        assert!(matches!(error, SourceError::NoFiles { .. }), "{error}");
+    }
+
+    /// Reads of a process' memory at address 0 fail with EIO, as those of a broken disk do.
+    #[test]
+    fn a_disk_error_is_told_with_file_and_offset() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("blk00000.dat");
+        std::os::unix::fs::symlink("/proc/self/mem", &path).unwrap();
+        let files = BlockFiles::open(folder.path(), Network::Regtest).unwrap();
+        let mut bytes = vec![7];
+        let error = files.open_file(0).unwrap().read_to(16, 100, &mut bytes).unwrap_err();
+        let SourceError::Read { path: named, offset: 16, source } = &error else { panic!("{error}") };
+        assert_eq!((named, source.raw_os_error()), (&path, Some(libc::EIO)));
+        assert_eq!(bytes, [7]);
+    }
 
     #[test]
     fn file_names_give_their_numbers() {

@@ -3,6 +3,8 @@
 //! About 80 bytes a header and 8 in the hash index. Records are added file by file in the order in which they stand
 //! there, which is the order in which the node saw them: equal work goes to the first.
 
+mod again;
+
 use std::collections::{HashMap, HashSet};
 
 use hashbrown::HashTable;
@@ -127,9 +129,22 @@ impl HeaderTree {
     /// # Errors
     /// Files that cannot be read, of another network, or without a block: stop and tell the user.
     pub fn scan(files: &BlockFiles, threads: usize) -> Result<ScannedHeaders, SourceError> {
+        HeaderTree::gather(files, threads, |_| None)
+    }
+
+    /// Scans those files of which `known` does not give what they hold.
+    fn gather(
+        files: &BlockFiles,
+        threads: usize,
+        known: impl Fn(u32) -> Option<FileScan> + Sync,
+    ) -> Result<ScannedHeaders, SourceError> {
         let mut tree = HeaderTree::new(files.network());
         let mut seen = Seen::default();
-        scan_in_order(files, threads, |file, scan| {
+        let scan = |file| match known(file) {
+            Some(scan) => Ok(scan),
+            None => files.open_file(file).and_then(|open| scan_file(&open, files.network())),
+        };
+        scan_in_order(files.paths().len() as u32, threads, scan, |file, scan| {
             seen.note(&scan);
             tree.add_file(file, scan);
         })?;
@@ -250,7 +265,10 @@ impl HeaderTree {
     /// Finds the parents of orphans, then sums work and heights from the genesis block up.
     fn link(&mut self) {
         for (index, prev_hash) in std::mem::take(&mut self.orphans) {
-            self.entries[index as usize].prev = self.find(&prev_hash).unwrap_or(NONE);
+            match self.find(&prev_hash) {
+                Some(prev) => self.entries[index as usize].prev = prev,
+                None => self.orphans.push((index, prev_hash)),
+            }
         }
         let genesis = self.genesis();
         self.entries[genesis as usize].height = 0;
@@ -277,10 +295,14 @@ impl HeaderTree {
         }
     }
 
-    /// A tree in which nothing follows the genesis block, though there are blocks, is a pruned node's.
+    /// A tree in which no block of the files follows the genesis block or what the database holds, though there are
+    /// blocks, is a pruned node's.
     fn check_connected(&self, files: &BlockFiles) -> Result<(), SourceError> {
-        let genesis = self.genesis();
-        let connected = self.entries.iter().any(|entry| entry.prev == genesis && entry.height == 1);
+        let in_files = |entry: &Entry| !matches!(entry.location.file, Location::BUILT_IN | Location::HELD);
+        let connected = self
+            .entries
+            .iter()
+            .any(|entry| in_files(entry) && entry.height != UNCONNECTED && entry.height > 0);
         let loose = self.entries.iter().filter(|entry| entry.height == UNCONNECTED).count();
         if connected || loose == 0 {
             if loose > 0 {
@@ -292,11 +314,22 @@ impl HeaderTree {
             }
             return Ok(());
         }
-        let path = files.directory().to_owned();
-        match self.first_height(files) {
-            Some(height_first) => Err(SourceError::Pruned { path, height_first }),
-            None => Err(SourceError::Unconnected { path, asked: self.network }),
-        }
+        let heights = self.entries.iter().map(|entry| entry.height).filter(|height| *height != UNCONNECTED);
+        Err(self.pruned(files, heights.max().unwrap_or(0) + 1).unwrap_or_else(|| SourceError::Unconnected {
+            path: files.directory().to_owned(),
+            asked: self.network,
+        }))
+    }
+
+    /// Returns what to say where the block at a height is needed and the files only hold later ones; `None` where no
+    /// block stands apart, or the height of the first one cannot be told.
+    pub fn pruned(&self, files: &BlockFiles, height_due: u32) -> Option<SourceError> {
+        let height_first = self.first_height(files)?;
+        (height_first > height_due).then(|| SourceError::Pruned {
+            path: files.directory().to_owned(),
+            height_first,
+            height_due,
+        })
     }
 
     /// Returns the height of the lowest block that is there, from the heights that coinbases state (BIP34).
@@ -447,24 +480,23 @@ impl Seen {
 
 /// Scans files on threads and hands their records over in file order; at most two files a thread wait.
 fn scan_in_order(
-    files: &BlockFiles,
+    file_count: u32,
     threads: usize,
+    scan: impl Fn(u32) -> Result<FileScan, SourceError> + Sync,
     mut each: impl FnMut(u32, FileScan),
 ) -> Result<(), SourceError> {
-    let file_count = files.paths().len() as u32;
     let next = std::sync::atomic::AtomicU32::new(0);
     let (sender, receiver) = crossbeam_channel::bounded(threads);
     std::thread::scope(|scope| {
         for _ in 0..threads.min(file_count as usize).max(1) {
-            let (sender, next) = (sender.clone(), &next);
+            let (sender, next, scan) = (sender.clone(), &next, &scan);
             scope.spawn(move || {
                 loop {
                     let file = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                     if file >= file_count {
                         break;
                     }
-                    let scan = files.open_file(file).and_then(|open| scan_file(&open, files.network()));
-                    if sender.send((file, scan)).is_err() {
+                    if sender.send((file, scan(file))).is_err() {
                         break;
                     }
                 }

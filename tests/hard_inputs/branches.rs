@@ -182,3 +182,45 @@ fn a_reorg_that_happened_while_nothing_ran_and_a_new_one_from_it_are_followed() 
     satgres.verify();
     assert_as_fresh(&satgres, &blocks_dir, &[]);
 }
+
+#[test]
+fn a_reorg_to_a_lower_height_with_more_work_is_followed() {
+    let main = sample::chain(112);
+    let mut heavy = main.fork(106, 1);
+    // A quarter of the target: four times the work.
+    let harder = |transactions| Draft { transactions, bits: Some(0x201f_ffff), ..Draft::default() };
+    heavy.mine(harder(main.blocks()[107].txdata[1..].to_vec()));
+    heavy.mine(harder(Vec::new()));
+    assert_eq!(heavy.height(), 108);
+    let satgres = Satgres::new();
+    let blocks_dir = BlkDir::of(main.blocks());
+    satgres.run("regtest", blocks_dir.path(), &[]);
+    blocks_dir.append(0, &records(&heavy.blocks()[107..]));
+    let output = satgres.run("regtest", blocks_dir.path(), &[]).output();
+    assert!(output.contains("the active chain has changed"), "{output}");
+    assert_eq!(satgres.value("select max(height) from chain.blocks"), "108");
+    assert_eq!(satgres.copy("select fork_height, depth from ops.reorgs"), ["106\t6"]);
+    assert_chain(&satgres, &heavy.rows());
+    satgres.verify();
+    assert_as_fresh(&satgres, &blocks_dir, &[]);
+}
+
+#[test]
+fn a_reorg_of_6_000_blocks_ends_as_a_fresh_load() {
+    let main = Chain::with_blocks(6_050);
+    let mut other = main.fork(50, 1);
+    other.mine_empty(6_001);
+    let coinbase = other.coinbase_outpoint(60);
+    let value = other.value(&coinbase);
+    other.mine_transactions(vec![spend(&[coinbase], vec![pay(value, script(&[0x51]))])]);
+    let satgres = Satgres::new();
+    let blocks_dir = BlkDir::of(main.blocks());
+    satgres.run("regtest", blocks_dir.path(), &["--segment-bytes", "200KiB"]);
+    blocks_dir.write(1, &records(&other.blocks()[51..]));
+    satgres.run("regtest", blocks_dir.path(), &["--segment-bytes", "200KiB"]);
+    assert_eq!(satgres.copy("select fork_height, depth from ops.reorgs"), ["50\t6000"]);
+    assert_eq!(satgres.value("select max(height) from chain.blocks"), "6052");
+    assert_eq!(satgres.value("select count(*) from chain.stale_blocks"), "6000");
+    satgres.verify();
+    assert_as_fresh(&satgres, &blocks_dir, &[]);
+}

@@ -86,6 +86,82 @@ fn a_witness_without_any_commitment_stops_the_replay() {
     }
 }
 
+/// Replaces `count` bytes by the compact size 2^60.
+fn with_huge_count(bytes: &[u8], at: usize) -> Vec<u8> {
+    let huge = [&[0xff], (1_u64 << 60).to_le_bytes().as_slice()].concat();
+    [&bytes[..at], &huge, &bytes[at + 1..]].concat()
+}
+
+#[test]
+fn a_count_of_2_to_the_60_is_refused_and_nothing_is_allocated_for_it() {
+    let chain = sample::chain(110);
+    let satgres = Satgres::new();
+    let good = serialize(&chain.blocks()[HEIGHT]);
+    // The number of transactions; the coinbase's number of inputs (behind version, marker and flag), the length of its
+    // script; and the length of its only witness item, 33 bytes and a lock time before the next transaction.
+    let coinbase_end = 81 + serialize(&chain.blocks()[HEIGHT].txdata[0]).len();
+    for at in [80, 81 + 6, 81 + 6 + 1 + 36, coinbase_end - 4 - 33] {
+        assert_refused(&satgres, &chain, with_huge_count(&good, at));
+    }
+}
+
+#[test]
+fn a_record_whose_length_is_wrong_stops_the_replay_and_a_whole_copy_saves_it() {
+    let chain = sample::chain(110);
+    let satgres = Satgres::new();
+    let good = serialize(&chain.blocks()[HEIGHT]);
+    // Cut, its header alone, with bytes behind it, and with nothing but zeros behind its header.
+    let long = [&good[..], &[0x5a; 40]].concat();
+    let blank = [&good[..80], vec![0; good.len() - 80].as_slice()].concat();
+    for bad in [&good[..good.len() - 50], &good[..81], &long, &blank] {
+        let (blocks_dir, _) = assert_refused(&satgres, &chain, bad.to_vec());
+        blocks_dir.write(2, &records([&chain.blocks()[HEIGHT]]));
+        satgres.run("regtest", blocks_dir.path(), &[]);
+        assert_chain(&satgres, &chain.rows());
+        satgres.forget_chain();
+    }
+    // Lengths that are impossible, run past the end of the file or swallow the records behind it.
+    for claimed in [0, 80, u32::MAX, 3_000_000, u32::try_from(good.len()).unwrap() + 300] {
+        let blocks_dir = BlkDir::new();
+        let mut pieces = records(chain.blocks());
+        let head = [[0xfa, 0xbf, 0xb5, 0xda], claimed.to_le_bytes()].concat();
+        pieces[HEIGHT] = Piece::Raw([head, good.clone()].concat());
+        blocks_dir.write(0, &pieces);
+        let output = satgres.run_expect_failure("regtest", blocks_dir.path(), &[]);
+        assert!(output.contains(&format!("height {HEIGHT}")), "{claimed}\n{output}");
+        blocks_dir.write(2, &records([&chain.blocks()[HEIGHT]]));
+        satgres.run("regtest", blocks_dir.path(), &[]);
+        assert_chain(&satgres, &chain.rows());
+        satgres.forget_chain();
+    }
+}
+
+#[test]
+fn damage_on_a_branch_that_does_not_win_hurts_nobody() {
+    let chain = sample::chain(110);
+    let mut side = chain.fork(104, 1);
+    (0..3).for_each(|_| sample::extend(&mut side));
+    let mut bad = serialize(&side.blocks()[106]);
+    let end = bad.len();
+    bad[end - 2] ^= 1;
+    let blocks_dir = BlkDir::of(chain.blocks());
+    blocks_dir.write(1, &records([&side.blocks()[105]]));
+    blocks_dir.append(1, &[Piece::Record(bad)]);
+    blocks_dir.append(1, &records([&side.blocks()[107]]));
+    let satgres = Satgres::new();
+    satgres.run("regtest", blocks_dir.path(), &[]);
+    assert_chain(&satgres, &chain.rows());
+    assert_eq!(satgres.value("select count(*) from chain.stale_blocks"), "3");
+
+    // Once it would win, it does.
+    (0..5).for_each(|_| sample::extend(&mut side));
+    blocks_dir.append(1, &records(&side.blocks()[108..]));
+    let output = satgres.run_expect_failure("regtest", blocks_dir.path(), &[]);
+    for word in ["blk00001.dat", "height 106"] {
+        assert!(output.contains(word), "no word of {word:?} in:\n{output}");
+    }
+}
+
 /// CVE-2012-2459: the merkle tree of an odd number of transactions is that of the list with the last one twice.
 #[test]
 fn a_duplicated_tail_stops_the_replay() {

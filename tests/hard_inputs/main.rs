@@ -4,6 +4,7 @@
 mod branches;
 mod damage;
 mod files;
+mod moving;
 mod numbers;
 mod refused;
 mod rules;

@@ -48,6 +48,21 @@ fn an_obfuscation_key_of_another_length_is_refused() {
 }
 
 #[test]
+fn obfuscated_files_without_their_key_or_with_another_are_refused() {
+    let satgres = Satgres::new();
+    let blocks_dir = BlkDir::with_key([0xb5, 0xdd, 0x10, 0x29, 0x5b, 0xf9, 0x19, 0x82]);
+    blocks_dir.write(0, &records(sample::chain(102).blocks()));
+    blocks_dir.preallocate(0, 1 << 16);
+    let key = blocks_dir.path().join("xor.dat");
+    fs::write(&key, [0x11, 0x83, 0xc0, 0x5e, 0x72, 0x0a, 0xee, 0x4d]).unwrap();
+    let output = satgres.run_expect_failure("regtest", blocks_dir.path(), &[]);
+    assert_says(&output, &["no block of network regtest", "xor.dat"]);
+    fs::remove_file(&key).unwrap();
+    let output = satgres.run_expect_failure("regtest", blocks_dir.path(), &[]);
+    assert_says(&output, &["no block of network regtest", "xor.dat"]);
+}
+
+#[test]
 fn a_pruned_folder_is_refused_with_the_first_height_that_is_there() {
     let satgres = Satgres::new();
     let chain = sample::chain(119);

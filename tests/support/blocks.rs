@@ -31,6 +31,8 @@ pub struct Draft {
     pub version: Option<i32>,
     /// Default: ten minutes after the parent.
     pub time: Option<u32>,
+    /// Target; default: 0x207fffff, two hashes mine a block.
+    pub bits: Option<u32>,
     /// Where mining starts: the nonce will be this or a little more.
     pub nonce_first: u32,
     /// Outputs of the coinbase; default: everything that may be claimed goes to the script OP_TRUE.
@@ -125,7 +127,7 @@ impl Chain {
                 prev_blockhash: parent.block_hash(),
                 merkle_root: TxMerkleNode::all_zeros(),
                 time: draft.time.unwrap_or_else(|| parent.time.saturating_add(600)),
-                bits: CompactTarget::from_consensus(0x207f_ffff),
+                bits: CompactTarget::from_consensus(draft.bits.unwrap_or(0x207f_ffff)),
                 nonce: draft.nonce_first,
             },
             txdata: [vec![coinbase], draft.transactions].concat(),

@@ -19,5 +19,6 @@ pub mod blkfiles;
 pub mod blocks;
 pub mod ground_truth;
 pub mod model;
+pub mod node;
 pub mod rows;
 pub mod sample;

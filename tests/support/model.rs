@@ -16,6 +16,8 @@ use super::rows::{BlockRow, InputRow, OutputRow, Rows, TransactionRow};
 pub struct Model {
     coins: BTreeMap<OutPoint, OutputRow>,
     rows: Rows,
+    /// Work of the chain so far.
+    work: u64,
 }
 
 /// New coins that a regtest block may create, in satoshis.
@@ -65,6 +67,11 @@ impl Model {
         let mut times: Vec<u32> = self.rows.blocks.iter().rev().take(10).map(|row| row.time).collect();
         times.push(block.header.time);
         times.sort_unstable();
+        self.work += match block.header.bits.to_consensus() {
+            0x207f_ffff => 2,
+            0x201f_ffff => 8,
+            bits => panic!("the model does not know the work of {bits:08x}"),
+        };
         self.rows.blocks.push(BlockRow {
             height,
             hash: block.block_hash().to_byte_array(),
@@ -82,7 +89,7 @@ impl Model {
             fees,
             subsidy,
             unclaimed,
-            chainwork: format!("{:064x}", (u64::from(height) + 1) * 2),
+            chainwork: format!("{:064x}", self.work),
         });
     }
 

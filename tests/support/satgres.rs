@@ -49,6 +49,15 @@ impl Satgres {
         self
     }
 
+    /// A data directory below a folder that is there, such as a small disk's.
+    pub fn at(folder: &Path) -> Self {
+        let permissions = std::fs::Permissions::from_mode(0o755);
+        Self {
+            dir: tempfile::Builder::new().permissions(permissions).tempdir_in(folder).unwrap(),
+            env: Vec::new(),
+        }
+    }
+
     pub fn data_dir(&self) -> PathBuf {
         self.dir.path().join("data")
     }
@@ -79,7 +88,8 @@ impl Satgres {
         output
     }
 
-    fn try_run(&self, network: &str, blocks_dir: &Path, options: &[&str]) -> Finished {
+    /// Replays, and returns how that ended.
+    pub fn try_run(&self, network: &str, blocks_dir: &Path, options: &[&str]) -> Finished {
         let blocks_dir = blocks_dir.to_str().unwrap();
         let mut args = vec!["run", "--network", network, "--blocks-dir", blocks_dir, "--until-synced"];
         args.extend(options);

@@ -112,3 +112,70 @@ fn a_whole_copy_is_preferred_to_a_cut_one_wherever_it_stands() {
     let offsets: Vec<u64> = tree.locations(0).map(|location| location.offset).collect();
     assert_eq!(offsets, [0, 700, 900, 5]);
 }
+
+/// A record of a block with a mined header and nothing else that matters.
+fn mined_record(prev_hash: &Hash32, seed: u8) -> (Hash32, Vec<u8>) {
+    let mut block = Network::Regtest.genesis_block()[..80].to_vec();
+    block[4..36].copy_from_slice(prev_hash);
+    block[36] = seed;
+    while crate::chain::header::checked_work(&block[..].try_into().unwrap(), Network::Regtest).is_none() {
+        block[76] += 1;
+    }
+    let hash = sha256d(&block);
+    block.resize(200, seed);
+    let length = (block.len() as u32).to_le_bytes();
+    (hash, [Network::Regtest.magic().as_slice(), &length, &block].concat())
+}
+
+/// Everything that a tree tells of its blocks.
+fn told(tree: &HeaderTree) -> Vec<(Hash32, u32, u128, Vec<Location>)> {
+    let one = |index| {
+        (tree.hash(index), tree.height(index), tree.chainwork(index), tree.locations(index).collect())
+    };
+    (0..tree.len() as u32).map(one).collect()
+}
+
+#[test]
+fn a_tree_scanned_again_equals_one_of_a_fresh_scan() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |number: u32| folder.path().join(format!("blk{number:05}.dat"));
+    let (mut prev, mut records) = (hash(0), Vec::new());
+    for seed in 1..=40 {
+        let (hash, record) = mined_record(&prev, seed);
+        let (_, sibling) = mined_record(&prev, seed + 100);
+        records.push(if seed % 7 == 0 { [record, sibling].concat() } else { record });
+        prev = hash;
+    }
+    // Children before parents, a block twice, one whose parent is nowhere.
+    std::fs::write(path(0), records[20..30].concat()).unwrap();
+    std::fs::write(path(1), records[..20].concat()).unwrap();
+    std::fs::write(path(2), [records[34..36].concat(), records[3].clone()].concat()).unwrap();
+    std::fs::write(path(3), records[30..32].concat()).unwrap();
+
+    let open = || BlockFiles::open(folder.path(), Network::Regtest).unwrap();
+    let mut files = open();
+    let mut tree = HeaderTree::scan(&files, 2).unwrap().link(&files, &[]).unwrap();
+    assert_eq!(tree.active_chain(&HashSet::new(), None).tip_height(), 32);
+    let changes: [&dyn Fn(); 5] = [
+        &|| {},
+        // Appended: what stood apart is connected.
+        &|| std::fs::write(path(3), records[30..34].concat()).unwrap(),
+        &|| std::fs::write(path(4), records[36..].concat()).unwrap(),
+        // Moved into another file, and removed.
+        &|| {
+            std::fs::write(path(7), records[20..30].concat()).unwrap();
+            std::fs::remove_file(path(0)).unwrap();
+        },
+        &|| std::fs::remove_file(path(4)).unwrap(),
+    ];
+    for (change, tip_height) in changes.into_iter().zip([32, 36, 40, 40, 36]) {
+        change();
+        let now = open();
+        tree = tree.scan_again(&files, &now, 2).unwrap().link(&now, &[]).unwrap();
+        let fresh = HeaderTree::scan(&now, 2).unwrap().link(&now, &[]).unwrap();
+        assert_eq!(told(&tree), told(&fresh));
+        assert_eq!(tree.active_chain(&HashSet::new(), None).tip_height(), tip_height);
+        assert_eq!(tree.newest, fresh.newest);
+        files = now;
+    }
+}
