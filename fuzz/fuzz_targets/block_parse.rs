@@ -25,7 +25,8 @@ fuzz_target!(|bytes: &[u8]| {
 fn check(bytes: &[u8], segwit_active: bool) {
     let key = FingerprintKey::from_bytes(&std::array::from_fn(|at| (at * 37 + 11) as u8));
     let context = BlockContext { height: 500, hash: [1; 32], median_time: 0, chainwork: 0, segwit_active };
-    let mut batch = Batch { raw: bytes.to_vec(), ..Batch::default() };
+    let mut batch = Batch::default();
+    batch.raw.extend_from_slice(bytes);
     let parsed = parse_block(&mut batch, 0, &context, &key);
     assert_eq!(batch.raw, bytes, "the bytes stay as they were read");
     let theirs = deserialize::<bitcoin::Block>(bytes);

@@ -167,5 +167,7 @@ fn batch(height: u32, makes: std::ops::Range<u64>, spends: std::ops::Range<u64>)
         median_time: 0,
         chainwork: 0,
     };
-    Batch { blocks: vec![block], txs, inputs, outputs, ..Batch::default() }
+    let mut batch = Batch::default();
+    (batch.blocks, batch.txs, batch.inputs, batch.outputs) = (vec![block], txs, inputs, outputs);
+    batch
 }
