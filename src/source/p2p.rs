@@ -14,6 +14,7 @@ mod session;
 mod sync;
 
 use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -102,6 +103,10 @@ pub enum NodeError {
 #[derive(Debug)]
 pub struct Node {
     inner: Arc<Inner>,
+    /// Whether blocks of the chain, not only damaged ones of the files, have been taken.
+    is_bulk: AtomicBool,
+    /// Whether that was said.
+    is_told: AtomicBool,
     /// Ends the sessions with the handle.
     _sessions: JoinSet<()>,
 }
@@ -174,7 +179,7 @@ impl Node {
         for peer in 0..options.addresses.len() {
             sessions.spawn(session::keep(Arc::clone(&inner), peer));
         }
-        Node { inner, _sessions: sessions }
+        Node { inner, is_bulk: AtomicBool::default(), is_told: AtomicBool::default(), _sessions: sessions }
     }
 
     /// Waits until every node was tried and at least one is connected.
@@ -262,11 +267,6 @@ impl Node {
         self.inner.lock().fetch.arrived_len(height)
     }
 
-    /// Returns how many blocks the nodes have sent in all.
-    pub fn delivered_blocks(&self) -> u64 {
-        self.inner.lock().fetch.count()
-    }
-
     /// Waits until a block has arrived, and leaves it there; asks for it if nobody has. Blocks the thread.
     ///
     /// # Errors
@@ -322,6 +322,21 @@ impl Node {
             let waited = self.inner.changed.wait_timeout(shared, LOOK_EVERY);
             shared = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// Notes that blocks of the chain come from the nodes, not only damaged ones of the files.
+    pub fn enter_bulk(&self) {
+        self.is_bulk.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether [`Node::enter_bulk`] was called.
+    pub fn is_bulk(&self) -> bool {
+        self.is_bulk.load(Ordering::Relaxed)
+    }
+
+    /// Returns true the first time: somebody says now that blocks come from the nodes.
+    pub fn is_first_entry(&self) -> bool {
+        !self.is_told.swap(true, Ordering::Relaxed)
     }
 
     /// Drops a node that has sent a block which is not what its header commits to, and asks others for all that it sent and
@@ -421,6 +436,10 @@ impl Inner {
         shared.peers[peer].was_tried = true;
         drop(shared);
         self.tell();
+    }
+
+    fn is_dropped(&self, peer: usize) -> bool {
+        self.lock().peers[peer].dropped.is_some()
     }
 
     fn was_reached(&self, peer: usize) -> bool {

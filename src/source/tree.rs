@@ -164,13 +164,16 @@ impl HeaderTree {
         HeaderTree::gather(files, threads, |_| None)
     }
 
-    /// Scans those files of which `known` does not give what they hold.
+    /// Scans those files of which `known` does not give what they hold. No files, where a node has the blocks, hold none.
     fn gather(
         files: &BlockFiles,
         threads: usize,
         known: impl Fn(u32) -> Option<FileScan> + Sync,
     ) -> Result<ScannedHeaders, SourceError> {
         let mut tree = HeaderTree::new(files.network());
+        if files.paths().is_empty() {
+            return Ok(ScannedHeaders { tree });
+        }
         let mut seen = Seen::default();
         let scan = |file| match known(file) {
             Some(scan) => Ok(scan),

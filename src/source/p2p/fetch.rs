@@ -32,8 +32,6 @@ pub(super) struct Fetch {
     again: BTreeMap<u32, Hash32>,
     arrived: BTreeMap<u32, Arrived>,
     arrived_bytes: u64,
-    /// Blocks that arrived since the fetch was made.
-    count: u64,
 }
 
 /// A block as a peer sent it; only its header was looked at.
@@ -64,20 +62,19 @@ impl Fetch {
             again: BTreeMap::new(),
             arrived: BTreeMap::new(),
             arrived_bytes: 0,
-            count: 0,
         }
     }
 
     /// Begins at a height; what was asked for before is forgotten.
     pub(super) fn begin(&mut self, wishes: Arc<dyn Wishes>, height_first: u32) {
-        *self = Fetch { count: self.count, ..Fetch::new(self.window_bytes) };
+        *self = Fetch::new(self.window_bytes);
         self.next = height_first;
         self.wishes = Some(wishes);
     }
 
     /// Ends; everything that waits is dropped.
     pub(super) fn end(&mut self) {
-        *self = Fetch { count: self.count, ..Fetch::new(self.window_bytes) };
+        *self = Fetch::new(self.window_bytes);
     }
 
     /// Returns what to ask of a peer now; it can serve these heights.
@@ -93,9 +90,13 @@ impl Fetch {
             free -= 1;
         }
         while free > 0 && self.has_room() {
-            let Some((height, hash)) = self.wishes.as_ref().and_then(|wishes| wishes.next_from(self.next)) else {
+            let wish = self.wishes.as_ref().and_then(|wishes| wishes.next_from(self.next));
+            let Some((height, hash)) = wish else {
+                self.wishes = None;
                 break;
             };
+            // What lies between is in the files: it is not looked at again.
+            self.next = height;
             if !serves.contains(&height) {
                 break;
             }
@@ -135,7 +136,6 @@ impl Fetch {
         let Some((height, _)) = self.asked.remove(hash) else { return false };
         self.arrived_bytes += bytes.len() as u64;
         self.arrived.insert(height, Arrived { bytes, peer });
-        self.count += 1;
         true
     }
 
@@ -172,11 +172,6 @@ impl Fetch {
         let block = self.arrived.remove(&height)?;
         self.arrived_bytes -= block.bytes.len() as u64;
         Some(block)
-    }
-
-    /// Returns how many blocks have arrived in all.
-    pub(super) fn count(&self) -> u64 {
-        self.count
     }
 
     #[cfg(test)]

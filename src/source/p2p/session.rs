@@ -51,8 +51,11 @@ pub(super) async fn keep(inner: Arc<Inner>, peer: usize) {
     let mut pause = PAUSE_FIRST;
     let mut is_probed = false;
     loop {
+        if inner.is_dropped(peer) {
+            return;
+        }
         let delivered_before = inner.delivered_by(peer);
-        let mut ended = connect_and_run(&inner, peer).await;
+        let (mut ended, was_connected) = connect_and_run(&inner, peer).await;
         let owed = inner.disconnect(peer);
         if matches!(ended, Fault::Closed | Fault::Broken(_)) && !is_probed && !inner.was_reached(peer) {
             // A node of another network hangs up without a word.
@@ -73,22 +76,28 @@ pub(super) async fn keep(inner: Arc<Inner>, peer: usize) {
             inner.drop_peer(peer, ended.to_string());
             return;
         }
-        debug!(peer = inner.address(peer), "{ended}; connecting again in {} s", pause.as_secs_f64());
+        let seconds = pause.as_secs_f64();
+        if was_connected {
+            warn!(peer = inner.address(peer), "lost the node: {ended}; connecting again");
+        } else {
+            debug!(peer = inner.address(peer), "{ended}; connecting again in {seconds} s");
+        }
         inner.note_fault(peer, ended.to_string());
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(PAUSE_MAX);
     }
 }
 
-async fn connect_and_run(inner: &Inner, peer: usize) -> Fault {
+/// Returns why it ended, and whether there was a session.
+async fn connect_and_run(inner: &Inner, peer: usize) -> (Fault, bool) {
     let mut session = match Session::connect(inner, peer).await {
         Ok(session) => session,
-        Err(fault) => return fault,
+        Err(fault) => return (fault, false),
     };
     let (commands, asked) = mpsc::channel(1);
     inner.connected(peer, &session.greeting, commands);
     match session.run(asked).await {
-        Err(fault) => fault,
+        Err(fault) => (fault, true),
         Ok(never) => match never {},
     }
 }

@@ -15,6 +15,8 @@ use crate::source::scan::Trust;
 const LOCATOR_DENSE: u32 = 10;
 /// Most headers, all in all, of a network that anybody can mine on.
 const HEADERS_MAX_TEST: usize = 8_000_000;
+/// The same for regtest, where a header costs two hashes.
+const HEADERS_MAX_REGTEST: usize = 2_000_000;
 
 /// Why a header is not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -211,7 +213,8 @@ fn headers_max(network: Network, time: u32) -> usize {
     const MAIN_BEGAN: u32 = 1_231_006_505;
     match network {
         Network::Main | Network::Signet => 100_000 + time.saturating_sub(MAIN_BEGAN) as usize / 300,
-        Network::Test | Network::Testnet4 | Network::Regtest => HEADERS_MAX_TEST,
+        Network::Test | Network::Testnet4 => HEADERS_MAX_TEST,
+        Network::Regtest => HEADERS_MAX_REGTEST,
     }
 }
 
