@@ -466,13 +466,16 @@ fn parse_peers(text: &str) -> Result<Vec<String>, String> {
     let addresses = text.split(',').map(str::trim).map(|address| {
         let is_whole = address.rsplit_once(':').is_some_and(|(host, port)| {
             // An IPv6 address stands in brackets.
-            let is_host = !host.is_empty() && (!host.contains(':') || (host.starts_with('[') && host.ends_with(']')));
+            let is_host =
+                !host.is_empty() && (!host.contains(':') || (host.starts_with('[') && host.ends_with(']')));
             is_host && port.parse::<u16>().is_ok_and(|port| port > 0)
         });
         if is_whole {
             Ok(address.to_owned())
         } else {
-            Err(format!("{address:?} is no HOST:PORT; the port is 8333 on main, 38333 on signet, 18444 on regtest"))
+            Err(format!(
+                "{address:?} is no HOST:PORT; the port is 8333 on main, 38333 on signet, 18444 on regtest"
+            ))
         }
     });
     addresses.collect()

@@ -214,7 +214,7 @@ pub async fn run(
         if !segments.is_empty() && !found.is_entered {
             found.is_entered = true;
             let heights = *segments[0].heights.start()..=chain.active.tip_height();
-            if heights.clone().all(|height| chain.is_sent(height)) {
+            if chain.node.is_some() && heights.clone().all(|height| !chain.location(height).is_in_file()) {
                 tell_p2p(&client, chain.node.as_deref(), profile).await;
             } else {
                 profile

@@ -211,11 +211,10 @@ mod tests {
     fn testnet4_scales_the_first_target_of_the_period_and_testnet3_the_last() {
         // Two weeks to the second, so that the target stays.
         let past = || {
-            std::iter::once(Past { time: 5_000_000 + 1_209_600, bits: LIMIT })
-                .chain(even(2015, 5_000_000 + 1_209_000, 601, 0x1c05_a3f4).map(|past| Past {
-                    time: past.time.max(5_000_000),
-                    ..past
-                }))
+            std::iter::once(Past { time: 5_000_000 + 1_209_600, bits: LIMIT }).chain(
+                even(2015, 5_000_000 + 1_209_000, 601, 0x1c05_a3f4)
+                    .map(|past| Past { time: past.time.max(5_000_000), ..past }),
+            )
         };
         assert_eq!(required_bits(Network::Testnet4, 2016, 6_300_000, past()), 0x1c05_a3f4);
         assert_eq!(required_bits(Network::Test, 2016, 6_300_000, past()), LIMIT);

@@ -139,7 +139,8 @@ impl FoundBlocks {
             });
             let Some(height) = refused else { return Some((tip, active)) };
             let hash = active.at(height).map(|at| reversed_hex(&tree.hash(at))).unwrap_or_default();
-            let reason = format!("its active chain holds {hash}, which breaks a rule: see ops.invalid_blocks");
+            let reason =
+                format!("its active chain holds {hash}, which breaks a rule: see ops.invalid_blocks");
             self.node.iter().for_each(|node| node.disown(tip.peer, height, &reason));
         }
         None

@@ -271,7 +271,12 @@ impl Node {
     ///
     /// # Errors
     /// [`NodeError::NotServed`], or [`NodeError::Stopped`] as soon as `is_given_up` says so.
-    pub fn wait_for(&self, height: u32, hash: &Hash32, is_given_up: &dyn Fn() -> bool) -> Result<(), NodeError> {
+    pub fn wait_for(
+        &self,
+        height: u32,
+        hash: &Hash32,
+        is_given_up: &dyn Fn() -> bool,
+    ) -> Result<(), NodeError> {
         self.wait(height, hash, is_given_up, |shared| shared.fetch.arrived_len(height).map(|_| ()))
     }
 
@@ -279,7 +284,12 @@ impl Node {
     ///
     /// # Errors
     /// As [`Node::wait_for`].
-    pub fn take(&self, height: u32, hash: &Hash32, is_given_up: &dyn Fn() -> bool) -> Result<SentBlock, NodeError> {
+    pub fn take(
+        &self,
+        height: u32,
+        hash: &Hash32,
+        is_given_up: &dyn Fn() -> bool,
+    ) -> Result<SentBlock, NodeError> {
         let taken = self.wait(height, hash, is_given_up, |shared| shared.fetch.take(height));
         let Arrived { bytes, peer } = taken?;
         // There is room in the window again.
@@ -308,9 +318,9 @@ impl Node {
             if is_given_up() {
                 return Err(NodeError::Stopped);
             }
-            let serving =
-                |peer: &&Peer| peer.serves.as_ref().is_some_and(|serves| serves.contains(&height));
-            let mut serving = shared.peers.iter().filter(|peer| peer.dropped.is_none()).filter(serving).peekable();
+            let serving = |peer: &&Peer| peer.serves.as_ref().is_some_and(|serves| serves.contains(&height));
+            let mut serving =
+                shared.peers.iter().filter(|peer| peer.dropped.is_none()).filter(serving).peekable();
             let is_served = serving.peek().is_some();
             if serving.any(|peer| peer.commands.is_some()) {
                 away_since = None;
@@ -341,7 +351,13 @@ impl Node {
 
     /// Drops a node that has sent a block which is not what its header commits to, and asks others for all that it sent and
     /// nobody has taken yet.
-    pub fn refuse(&self, sent_by: usize, height: u32, reason: String, hash_at: impl Fn(u32) -> Option<Hash32>) {
+    pub fn refuse(
+        &self,
+        sent_by: usize,
+        height: u32,
+        reason: String,
+        hash_at: impl Fn(u32) -> Option<Hash32>,
+    ) {
         let mut shared = self.inner.lock();
         let fault = Fault::Block { height, reason };
         let peer = &mut shared.peers[sent_by];

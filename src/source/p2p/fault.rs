@@ -35,7 +35,9 @@ pub enum Fault {
         last: String,
     },
     /// It is a node of another network.
-    #[error("it is a node of network {found}, not of {asked}: start with --network {found}, or give another --peer")]
+    #[error(
+        "it is a node of network {found}, not of {asked}: start with --network {found}, or give another --peer"
+    )]
     OtherNetwork {
         /// Its network.
         found: Network,
@@ -101,9 +103,6 @@ pub enum Fault {
 impl Fault {
     /// Whether another connection may go better.
     pub fn is_passing(&self) -> bool {
-        matches!(
-            self,
-            Fault::Connect(_) | Fault::Broken(_) | Fault::Closed | Fault::TimedOut { .. }
-        )
+        matches!(self, Fault::Connect(_) | Fault::Broken(_) | Fault::Closed | Fault::TimedOut { .. })
     }
 }

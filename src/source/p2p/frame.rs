@@ -70,7 +70,14 @@ struct Body {
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
     pub(super) fn new(stream: R, network: Network) -> Self {
-        FrameReader { stream, network, head: Vec::with_capacity(HEAD_BYTES), body: None, began: None, bytes: 0 }
+        FrameReader {
+            stream,
+            network,
+            head: Vec::with_capacity(HEAD_BYTES),
+            body: None,
+            began: None,
+            bytes: 0,
+        }
     }
 
     /// Returns when the message being read began, and its length as far as it is known, bytes.
@@ -223,7 +230,8 @@ mod tests {
             let error = read(&head(command, len), true).await.unwrap_err();
             assert!(matches!(&error, Fault::TooLong { len: found, .. } if *found == len), "{error}");
         }
-        let mut reader = FrameReader::new(&head("block", 4_000_000)[..], Network::Regtest);
+        let claim = head("block", 4_000_000);
+        let mut reader = FrameReader::new(claim.as_slice(), Network::Regtest);
         assert!(matches!(reader.next(true).await, Err(Fault::Closed)));
         let taken = reader.body.unwrap().payload.unwrap().capacity();
         assert!(taken <= 2 * STEP_BYTES, "{taken} bytes for a claim");

@@ -20,9 +20,9 @@ use crate::chain::header::HEADER_BYTES;
 
 /// The version of the protocol that we speak: with `sendheaders`, `feefilter` and witnesses, without `addrv2`.
 const VERSION: u32 = 70_015;
-/// A fee rate, satoshis per 1,000 virtual bytes, above all that a node asks for; it sends more only while it is in initial
-/// download and wants no transactions at all (`MaybeSendFeefilter` in Bitcoin Core's `net_processing.cpp`).
-const FEE_RATE_MAX_SAT: u64 = 100_000_000;
+/// A fee rate, satoshis per 1,000 virtual bytes, above all that a node asks for. While it is in initial download it wants
+/// no transactions and sends 9,170,997, the highest there is (`MaybeSendFeefilter` in Bitcoin Core's `net_processing.cpp`).
+const FEE_RATE_MAX_SAT: u64 = 9_000_000;
 
 /// What a node says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,8 +37,7 @@ pub(super) fn version() -> Vec<u8> {
     let nobody = Address::new(&SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0), ServiceFlags::NONE);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as i64;
     let agent = concat!("/satgres:", env!("CARGO_PKG_VERSION"), "/").to_owned();
-    let mut message =
-        VersionMessage::new(ServiceFlags::NONE, now, nobody.clone(), nobody, 0, agent, 0);
+    let mut message = VersionMessage::new(ServiceFlags::NONE, now, nobody.clone(), nobody, 0, agent, 0);
     message.version = VERSION;
     // No transactions, please.
     message.relay = false;
@@ -118,9 +117,18 @@ mod tests {
         assert_eq!(headers(&[0]).unwrap(), [] as [[u8; 80]; 0]);
         let one = [&[1][..], &[7; 80], &[0]].concat();
         assert_eq!(headers(&one).unwrap(), [[7; 80]]);
-        for bad in [&one[..81], &[&one[..], &[0]].concat(), &[&[1][..], &[7; 80], &[1]].concat(), &[], &[0xff; 9]] {
+        for bad in
+            [&one[..81], &[&one[..], &[0]].concat(), &[&[1][..], &[7; 80], &[1]].concat(), &[], &[0xff; 9]]
+        {
             assert!(headers(bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn initial_download_is_told_by_the_highest_fee_rate() {
+        assert!(is_in_initial_download(&9_170_997_u64.to_le_bytes()));
+        assert!(!is_in_initial_download(&1_000_u64.to_le_bytes()));
+        assert!(!is_in_initial_download(&[]));
     }
 
     #[test]

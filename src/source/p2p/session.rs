@@ -174,7 +174,10 @@ impl<'a> Session<'a> {
     }
 
     /// Serves until a fault.
-    async fn run(&mut self, mut asked: mpsc::Receiver<AskHeaders>) -> Result<std::convert::Infallible, Fault> {
+    async fn run(
+        &mut self,
+        mut asked: mpsc::Receiver<AskHeaders>,
+    ) -> Result<std::convert::Infallible, Fault> {
         let mut wake = self.inner.wake.subscribe();
         let mut tick = tokio::time::interval((self.inner.timeout / 8).min(Duration::from_secs(1)));
         loop {
@@ -254,12 +257,15 @@ impl<'a> Session<'a> {
             if now.duration_since(began) > within {
                 return Err(Fault::TimedOut { what: "end of a message", within });
             }
-        } else if (is_block_asked || self.headers.is_some()) && now.duration_since(self.progress_at) > within {
+        } else if (is_block_asked || self.headers.is_some()) && now.duration_since(self.progress_at) > within
+        {
             let what = if is_block_asked { "block" } else { "headers" };
             return Err(Fault::TimedOut { what, within });
         }
         match self.pinged_at {
-            Some(pinged_at) if now.duration_since(pinged_at) > within && now.duration_since(self.heard_at) > within => {
+            Some(pinged_at)
+                if now.duration_since(pinged_at) > within && now.duration_since(self.heard_at) > within =>
+            {
                 Err(Fault::TimedOut { what: "answer to a ping", within })
             }
             None if now.duration_since(self.heard_at) > PING_AFTER => {
@@ -294,7 +300,13 @@ struct Unasked {
 
 impl Unasked {
     fn new(now: Instant) -> Unasked {
-        Unasked { messages_left: UNASKED_MESSAGES.0, bytes_left: UNASKED_BYTES.0, at: now, messages: 0, bytes: 0 }
+        Unasked {
+            messages_left: UNASKED_MESSAGES.0,
+            bytes_left: UNASKED_BYTES.0,
+            at: now,
+            messages: 0,
+            bytes: 0,
+        }
     }
 
     fn count(&mut self, frame: &Frame) -> Result<(), Fault> {

@@ -258,7 +258,9 @@ mod tests {
     }
 
     fn branch(from: &[u8; 80], count: usize, seed: u8) -> Vec<[u8; 80]> {
-        std::iter::successors(Some(child(from, seed)), |parent| Some(child(parent, seed))).take(count).collect()
+        std::iter::successors(Some(child(from, seed)), |parent| Some(child(parent, seed)))
+            .take(count)
+            .collect()
     }
 
     fn genesis() -> [u8; 80] {
@@ -271,7 +273,16 @@ mod tests {
             let header = Header::parse(bytes);
             let (hash, work) = checked_work(bytes, Network::Regtest).unwrap();
             let (time, bits) = (header.time, header.bits);
-            Record { hash, prev_hash: header.prev_hash, work, time, bits, offset: 8, len: 300, trust: Trust::Whole }
+            Record {
+                hash,
+                prev_hash: header.prev_hash,
+                work,
+                time,
+                bits,
+                offset: 8,
+                len: 300,
+                trust: Trust::Whole,
+            }
         });
         tree.add_file(0, FileScan { records: records.collect(), ..FileScan::default() });
         tree.add_genesis();
@@ -293,8 +304,9 @@ mod tests {
         assert_eq!((tree.height(last), tree.chainwork(last), tree.len()), (6, 14, 7));
         assert_eq!(tree.active_chain(&HashSet::new(), None).tip_height(), 5);
         assert_eq!(tree.chain_to(last).tip_height(), 6);
-        let in_files: Vec<bool> =
-            (1..=6).map(|height| tree.locations(tree.ancestor(last, height)).all(Location::is_in_file)).collect();
+        let in_files: Vec<bool> = (1..=6)
+            .map(|height| tree.locations(tree.ancestor(last, height)).all(Location::is_in_file))
+            .collect();
         assert_eq!(in_files, [true, true, false, false, true, false]);
     }
 

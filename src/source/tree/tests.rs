@@ -78,7 +78,13 @@ fn blocks_that_only_the_database_holds_connect_what_a_pruned_node_has() {
     };
     tree.add_file(0, FileScan { records: vec![record(3, 2), record(4, 3)], ..FileScan::default() });
     for (seed, parent) in [(1, 0), (2, 1), (3, 2)] {
-        tree.add_held(&HeldBlock { hash: hash(seed), prev_hash: hash(parent), work: 2, time: 0, bits: 0x207f_ffff });
+        tree.add_held(&HeldBlock {
+            hash: hash(seed),
+            prev_hash: hash(parent),
+            work: 2,
+            time: 0,
+            bits: 0x207f_ffff,
+        });
     }
     tree.add_genesis();
     tree.link();
