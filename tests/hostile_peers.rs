@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use bitcoin::Block;
 use support::blkfiles::{BlkDir, records};
-use support::blocks::{Chain, outpoint, pay, script, spend};
+use support::blocks::{Chain, Draft, coinbase, mine, outpoint, pay, script, spend};
 use support::peer::{Misdeed, Peer};
 use support::rows::assert_chain;
-use support::{Satgres, sample};
+use support::{Running, Satgres, sample};
 
 /// A chain with witnesses, whose last blocks hold three transactions each: their tails can be duplicated.
 fn chain() -> Chain {
@@ -46,9 +46,9 @@ fn assert_good_peer_wins(misdeeds: &[(Misdeed, &str)]) {
         let output = run(&satgres, &[&bad, &good], &[]);
         assert!(began.elapsed() < Duration::from_secs(60), "{misdeed:?} took {:?}", began.elapsed());
         assert_chain(&satgres, &chain.rows());
-        let dropped = output.lines().find(|line| line.contains("dropped the node: "));
-        let dropped = dropped.unwrap_or_else(|| panic!("{misdeed:?} was not dropped:\n{output}"));
-        assert!(dropped.contains(reason) && dropped.contains(&bad.address), "{misdeed:?}: {dropped}");
+        let is_told = |line: &str| line.contains("the node: ") && line.contains(*reason);
+        let told = output.lines().find(|line| is_told(line) && line.contains(&bad.address));
+        assert!(told.is_some(), "{misdeed:?} was not told:\n{output}");
         let peak: u64 = satgres.value("select max(peak_rss_bytes) from ops.phases").parse().unwrap();
         assert!(peak < 300 << 20, "{misdeed:?}: {peak} bytes");
         satgres.forget_chain();
@@ -78,7 +78,7 @@ fn a_peer_that_sends_other_blocks_is_dropped_and_they_are_asked_of_another() {
 #[test]
 fn a_peer_that_sends_the_wrong_blocks_stalls_drips_or_cuts_the_line_is_dropped() {
     assert_good_peer_wins(&[
-        (Misdeed::WrongBlocks, "3 times without sending what was asked for"),
+        (Misdeed::WrongBlocks, "no block within 1 s"),
         (Misdeed::Stall, "no block within 1 s"),
         (Misdeed::Drip, "no end of a message within 1 s"),
         (Misdeed::CutLine, "it closed the connection"),
@@ -155,4 +155,58 @@ fn a_peer_that_hangs_up_again_and_again_but_sends_good_blocks_is_enough() {
     let output = run(&satgres, &[&restless], &["--segment-bytes", "10KiB"]);
     assert!(output.matches("lost the node: ").count() >= 15, "{output}");
     assert_chain(&satgres, &chain.rows());
+}
+
+#[test]
+fn a_peer_that_only_ever_stalls_is_dropped_in_the_end() {
+    let chain = chain();
+    let stalling = Peer::serve(chain.blocks(), Misdeed::Stall);
+    let args = ["--peer", stalling.address.as_str(), "--peer-timeout-seconds", "1"];
+    let failed = Satgres::new().try_run("regtest", Path::new("no-such-folder"), &args);
+    assert_eq!(failed.status.code(), Some(6), "{}", failed.output());
+    let reason = "3 times without sending what was asked for; the last time: no block within 1 s";
+    assert!(failed.stderr.contains(reason), "{}", failed.stderr);
+}
+
+#[test]
+fn a_signal_ends_a_run_whose_node_says_nothing() {
+    let chain = chain();
+    let stalling = Peer::serve(chain.blocks(), Misdeed::Stall);
+    let satgres = Satgres::new();
+    let args = ["--peer", stalling.address.as_str(), "--peer-timeout-seconds", "600"];
+    let mut running = Running::run(&satgres, Path::new("no-such-folder"), &args);
+    running.wait_for("PROFILE: Entered P2P sync from start state: ", 1);
+    let began = Instant::now();
+    running.signal(15);
+    let (status, output) = running.wait();
+    assert_eq!(status.code(), Some(130), "{output}");
+    assert!(began.elapsed() < Duration::from_secs(20), "it took {:?}", began.elapsed());
+}
+
+#[test]
+fn a_heavier_chain_that_breaks_a_rule_is_given_up() {
+    let chain = chain();
+    let too_much = vec![pay(5_000_000_001, script(&[0x51]))];
+    let first = chain.fork(150, 5).build(Draft { payouts: Some(too_much), ..Draft::default() });
+    let mut greedy = chain.blocks()[..=150].to_vec();
+    greedy.push(first);
+    while greedy.len() <= 180 {
+        let parent = greedy.last().unwrap();
+        let number = u8::try_from(greedy.len()).unwrap();
+        let mut block = Block {
+            txdata: vec![coinbase(script(&[0x01, number, 0x01, 0x07]), vec![pay(1, script(&[0x51]))])],
+            ..parent.clone()
+        };
+        block.header.prev_blockhash = parent.block_hash();
+        block.header.time += 600;
+        mine(&mut block);
+        greedy.push(block);
+    }
+    let bad = Peer::serve(&greedy, Misdeed::None);
+    let good = Peer::serve(chain.blocks(), Misdeed::None);
+    let satgres = Satgres::new();
+    let output = run(&satgres, &[&bad, &good], &["--segment-bytes", "10KiB"]);
+    assert!(output.contains("which breaks a rule: see ops.invalid_blocks"), "{output}");
+    assert_chain(&satgres, &chain.rows());
+    assert_eq!(satgres.value("select height from ops.invalid_blocks"), "151");
 }
