@@ -211,6 +211,9 @@ pub async fn run(
         }
 
         // 5. Load what is missing, restore and attach what is loaded.
+        if let (Some(node), Some(first)) = (&chain.node, segments.first()) {
+            node.begin(chain.wishes(), *first.heights.start(), &found.shares(&chain))?;
+        }
         if !segments.is_empty() && !found.is_entered {
             found.is_entered = true;
             let heights = *segments[0].heights.start()..=chain.active.tip_height();
@@ -222,9 +225,6 @@ pub async fn run(
                     .record(&client)
                     .await;
             }
-        }
-        if let (Some(node), Some(first)) = (&chain.node, segments.first()) {
-            node.begin(chain.wishes(), *first.heights.start(), &found.shares(&chain))?;
         }
         let failure = load_and_restore(pool, &chain, present, segments, set, options, profile, stop).await;
         chain.node.iter().for_each(|node| node.end());

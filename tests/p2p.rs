@@ -197,3 +197,34 @@ fn a_node_in_initial_download_is_waited_for_and_takes_nothing_back() {
     assert!(status.success(), "{output}");
     assert_eq!(satgres.digest(), digest);
 }
+
+#[test]
+fn a_pruned_node_is_refused_with_its_first_height_unless_files_hold_the_rest() {
+    let why = "a pruned node is told by its first height";
+    let Some(small) = GroundTruth::open("regtest-small-files", "regtest/blocks", "regtest") else { return };
+    let files = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(small.blocks_dir()).unwrap().map(Result::unwrap) {
+        let name = entry.file_name().into_string().unwrap();
+        // The last of them hold the last blocks.
+        if name.starts_with("blk") && name.as_str() < "blk00022.dat" {
+            fs::copy(entry.path(), files.path().join(name)).unwrap();
+        }
+    }
+    let data_dir = small.blocks_dir().ancestors().nth(2).unwrap().to_owned();
+    let satgres = Satgres::new();
+    satgres.run("regtest", &small.blocks_dir(), &[]);
+    let digest = satgres.digest();
+    satgres.forget_chain();
+    let Some((node, _, address)) = start(&data_dir, &["-fastprune", "-prune=1"], why) else { return };
+    node.cli(&["pruneblockchain", "100"]);
+
+    let failed = satgres.try_run("regtest", Path::new(NOWHERE), &["--peer", &address]);
+    assert_eq!(failed.status.code(), Some(6), "{}", failed.output());
+    let reason =
+        "is pruned: the first block that it serves has height 133, but blocks from height 1 on are needed";
+    assert!(failed.stderr.contains(reason), "{}", failed.stderr);
+
+    let output = satgres.run("regtest", files.path(), &["--peer", &address]).output();
+    assert!(output.contains("PROFILE: Entered P2P sync from start state: "), "{output}");
+    assert_eq!(satgres.digest(), digest);
+}

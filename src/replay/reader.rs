@@ -92,6 +92,9 @@ impl ReadError {
     }
 }
 
+/// Stands for the length of a block that has not arrived: more than any batch takes beside others.
+const UNKNOWN_BYTES: u64 = u32::MAX as u64;
+
 /// Why one copy of a block is of no use.
 enum CopyFault {
     /// Its file is away, or shorter than it was.
@@ -256,7 +259,7 @@ impl BatchReader {
     /// has while it has not: a batch ends before it.
     pub fn block_bytes(&self, height: u32) -> u64 {
         match self.chain.node.as_ref().filter(|_| self.chain.is_sent(height)) {
-            Some(node) => node.arrived_bytes(height).unwrap_or(u64::from(u32::MAX)),
+            Some(node) => node.arrived_bytes(height).unwrap_or(UNKNOWN_BYTES),
             None => self.chain.block_bytes(height),
         }
     }

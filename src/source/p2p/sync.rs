@@ -61,7 +61,7 @@ impl Node {
                         tree.take_back(mark);
                         warn!(peer = self.address(peer), "dropped the node: {fault}");
                         let mut shared = self.inner.lock();
-                        shared.peers[peer].dropped.get_or_insert(fault.to_string());
+                        shared.peers[peer].dropped.get_or_insert_with(|| fault.to_string());
                         shared.peers[peer].blame.get_or_insert(fault);
                         drop(shared);
                         self.inner.tell();
