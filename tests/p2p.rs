@@ -158,10 +158,14 @@ fn the_nodes_chain_counts_against_a_heavier_one_in_the_files() {
     assert_eq!(satgres.value("select fork_height || ' ' || depth from ops.reorgs"), "104 4");
     satgres.verify();
 
-    // The next block comes from the node, which alone has it.
-    chain.mine_empty(1);
+    // The next blocks come from the node, which alone has them; the second while the first is loaded.
+    chain.mine_empty(2);
     assert_eq!(node.cli(&["submitblock", &hex(&serialize(&chain.blocks()[106]))]), "");
-    satgres.run("regtest", blocks_dir.path(), &["--peer", &address]);
+    let mut running = Running::run(&satgres, blocks_dir.path(), &["--peer", &address]);
+    running.wait_for("PROFILE: Entered P2P sync from start state: ", 1);
+    assert_eq!(node.cli(&["submitblock", &hex(&serialize(&chain.blocks()[107]))]), "");
+    let (status, output) = running.wait();
+    assert!(status.success(), "{output}");
     assert_chain(&satgres, &chain.rows());
 }
 

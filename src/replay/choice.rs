@@ -146,28 +146,15 @@ impl FoundBlocks {
         None
     }
 
-    /// Asks the nodes once more when everything is loaded: true if a chain with more work is there.
-    pub(super) async fn has_node_grown(&mut self) -> bool {
-        let work = |found: &mut FoundBlocks| {
-            let tips: Vec<u32> = found.tips.iter().map(|tip| tip.index).collect();
-            let tree = found.tree_mut();
-            tips.into_iter().map(|index| tree.chainwork(index)).max().unwrap_or(0)
-        };
-        if self.node.is_none() {
-            return false;
-        }
-        let before = work(self);
-        match tokio::time::timeout(LAST_LOOK_MAX, self.ask_nodes(&HashSet::new(), None)).await {
-            Ok(Ok(())) => work(self) > before,
-            Ok(Err(error)) => {
-                warn!(%error, "the node could not be asked again; all that it had is loaded");
-                false
-            }
-            Err(_) => {
-                debug!("the node did not answer in time; all that it had is loaded");
-                false
-            }
-        }
+    /// Asks the nodes once more when everything is loaded: true if one has headers after its tip. The tree stays as it is:
+    /// whoever asks still holds it, and it would be copied.
+    pub(super) async fn has_node_grown(&self, tree: &HeaderTree) -> bool {
+        let Some(node) = &self.node else { return false };
+        let asked = tokio::time::timeout(LAST_LOOK_MAX, node.has_news(tree, &self.tips));
+        asked.await.unwrap_or_else(|_| {
+            debug!("the node did not answer in time; all that it had is loaded");
+            false
+        })
     }
 }
 

@@ -245,7 +245,10 @@ impl FoundBlocks {
         }
         self.tail_looks += 1;
         match self.look(client).await {
-            Ok(None) => Ok(self.has_node_grown().await),
+            Ok(None) => {
+                let tree = self.tree(client).await?;
+                Ok(self.has_node_grown(&tree).await)
+            }
             Ok(Some((files, tree))) => {
                 self.set(files, tree);
                 Ok(true)

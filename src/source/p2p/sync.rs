@@ -76,6 +76,17 @@ impl Node {
         }
     }
 
+    /// Returns whether a node that is connected has headers after what was its tip.
+    pub async fn has_news(&self, tree: &HeaderTree, tips: &[NodeTip]) -> bool {
+        for tip in tips {
+            let headers = self.ask(tip.peer, tree.locator(tip.index)).await;
+            if headers.is_some_and(|headers| !headers.is_empty()) {
+                return true;
+            }
+        }
+        false
+    }
+
     /// Returns the index of a node's tip; `None` where it went away meanwhile.
     async fn sync_peer(&self, peer: usize, tree: &mut HeaderTree, base: u32) -> Result<Option<u32>, Fault> {
         let (mut at, mut back) = (base, 1);
