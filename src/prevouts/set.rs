@@ -21,8 +21,6 @@ use super::waiting::{Settled, Waiting, WaitingBlock, WaitingTx};
 use super::{Coin, Fingerprint, FingerprintKey};
 use crate::chain::batch::{Input, Overwritten};
 
-/// How many coins are looked at to find the age of a bucket: enough to know its size within about 2 %.
-pub(super) const AGE_SAMPLES: usize = 32 << 10;
 /// Sorted chunks of waiting spends at most: each is read through a buffer of its own.
 const CHUNKS_MAX: usize = 64;
 
@@ -166,7 +164,7 @@ impl UtxoSet {
     pub fn new(options: UtxoOptions, key: FingerprintKey) -> Self {
         let seed = checksum(0, &key.to_bytes());
         UtxoSet {
-            belt: Belt::new(options.cache_bytes_max, options.buckets, AGE_SAMPLES),
+            belt: Belt::new(options.cache_bytes_max, options.buckets),
             runs: Runs::new(&options.dir, seed, options.limits.pending_bytes, options.limits.runs),
             key,
             options,
