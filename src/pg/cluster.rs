@@ -522,6 +522,7 @@ mod tests {
         let options = Options { data_dir, pg_bin: None, settings, reconfigure: false };
         let waits = postmaster::StopWaits {
             fast: Duration::from_secs(2),
+            sessions: Duration::from_secs(2),
             recovering: Duration::from_secs(2),
             harder: Duration::from_secs(2),
         };
