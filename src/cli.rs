@@ -50,7 +50,7 @@ fn dispatch(cli: Cli) -> Result<(), Error> {
         Command::Config(_) => print_config(&settings),
         Command::Tune(args) => tune::tune(&settings, &args),
         Command::Run(_) => block_on(service::run(&settings)),
-        Command::Status { json } => block_on(status(&settings, json)),
+        Command::Status { json, check } => block_on(status(&settings, json, check)),
         Command::Verify(args) => block_on(verify(&settings, &args)),
         Command::Chaingen(args) => chaingen(&args),
         Command::Psql { args } => psql(&settings, &args),
@@ -67,13 +67,18 @@ fn dispatch(cli: Cli) -> Result<(), Error> {
 }
 
 /// `satgres status`: the report goes to standard output.
-async fn status(settings: &Settings, json: bool) -> Result<(), Error> {
-    let report = crate::status::collect(&settings.data_dir).await?;
+async fn status(settings: &Settings, json: bool, check: bool) -> Result<(), Error> {
+    let report = crate::status::collect(settings).await?;
     if json {
         let text = serde_json::to_string_pretty(&report).expect("a report has text keys only");
-        return print(&format!("{text}\n"));
+        print(&format!("{text}\n"))?;
+    } else {
+        print(&crate::status::render(&report))?;
     }
-    print(&crate::status::render(&report))
+    if check && !report.service.is_at_work() {
+        return Err(Error::NotAtWork { state: report.service.state });
+    }
+    Ok(())
 }
 
 /// `satgres verify`: what was found goes to standard output.

@@ -121,13 +121,18 @@ Standard output and the exit code are psql's own: 0 success, 1 a fatal error of 
   satgres status
   watch satgres status
   satgres status --json | jq .eta.total_seconds
+  satgres status --check >/dev/null || echo 'it does not run'
 
 docs/status.md tells the keys of the JSON. The exit code is 0 whenever the state could be told, whatever it is, 1
-where the data directory may not be looked into.")]
+where the data directory may not be looked into. With --check it is 0 only while `satgres run` is at work and says
+so every second, else 1.")]
     Status {
         /// Print one JSON object instead: bytes, seconds, stable keys
         #[arg(long)]
         json: bool,
+        /// End with exit code 1 unless `satgres run` is at work: for health checks
+        #[arg(long)]
+        check: bool,
     },
     /// Show who gets which memory in each phase, and why; also for another machine
     ///
