@@ -238,11 +238,12 @@ fn once(
     let before = run.said();
     let killed = Instant::now();
     let mut name = format!("{victim:?}");
-    let mut first_row_from = 0.0;
+    let mut killed_at = run.elapsed();
     match victim {
         Victim::Satgres => {
             run.kill();
             run = matrix.start(satgres);
+            killed_at = Duration::ZERO;
         }
         Victim::Postmaster => postmaster(satgres).into_iter().for_each(kill),
         Victim::Backend => {
@@ -256,14 +257,13 @@ fn once(
         }
     }
     // The same process goes on, or the same command was started again.
-    let is_again = victim == Victim::Satgres;
     while run.is_running() {
         std::thread::sleep(Duration::from_millis(5));
         if killed.elapsed().as_secs_f64() > 240.0 + 20.0 * whole.seconds {
             return Err(format!("{name} at {at:.1} s ({hit}): it does not end:\n{}", run.said()));
         }
     }
-    let first_row = run.first_rows().filter(|_| is_again);
+    let first_row = run.first_rows_after(killed_at);
     let (status, said) = run.wait();
     let seconds = killed.elapsed().as_secs_f64();
     let redone = redone(&said);
