@@ -17,6 +17,7 @@ pub mod logging;
 pub mod network;
 pub mod patience;
 pub mod plan;
+mod process;
 pub mod resources;
 pub mod stop;
 

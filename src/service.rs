@@ -53,6 +53,7 @@ async fn serve(settings: &Settings, profile: &Profile, stop: Stop) -> Result<(),
     profile.board().publish(
         &settings.data_dir,
         settings.network,
+        server::external_database(settings)?,
         &[&plans.replay, &plans.restore, &plans.live],
     );
     let found = stop.or(found::scan(&replay_options(settings, &plans))).await??;

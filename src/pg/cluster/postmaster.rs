@@ -22,6 +22,7 @@ use super::{
     account::{self, Account},
     data_dir::{self, Reach},
 };
+use crate::process::start_ticks;
 
 /// Longest wait for a server that recovers from a crash.
 const READY_WAIT_MAX: Duration = Duration::from_secs(3600);
@@ -159,18 +160,6 @@ fn is_server_in(pid: i32, dir: &Metadata) -> bool {
         return false;
     }
     fs::metadata(proc_dir.join("cwd")).is_ok_and(|cwd| cwd.dev() == dir.dev() && cwd.ino() == dir.ino())
-}
-
-/// When a process was started, in the kernel's ticks; `None` once it has ended, even if nobody has reaped it yet.
-fn start_time(pid: i32) -> Option<u64> {
-    parse_start_time(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
-}
-
-/// Reads `pid (name) state …`: the start is the 22nd field; the name may hold anything, parentheses too.
-fn parse_start_time(stat: &str) -> Option<u64> {
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    let state = fields.next()?;
-    if matches!(state, "Z" | "X") { None } else { fields.nth(18)?.parse().ok() }
 }
 
 /// Process id of the cluster's server, ready or not; `None` where none runs.
@@ -372,8 +361,8 @@ pub(super) struct StopWaits {
 /// [`Error::NotStopped`].
 pub(super) fn stop(pid: i32, pg_dir: &Path, account: &Account, waits: &StopWaits) -> Result<(), Error> {
     // A number that another process gets while this one waits is told by its start.
-    let Some(start) = start_time(pid) else { return Ok(()) };
-    let is_ended = || start_time(pid).is_none_or(|time| time != start);
+    let Some(start) = start_ticks(pid) else { return Ok(()) };
+    let is_ended = || start_ticks(pid).is_none_or(|time| time != start);
     let began = Instant::now();
     for (signal, wait) in
         [(libc::SIGINT, waits.fast), (libc::SIGQUIT, waits.harder), (libc::SIGKILL, waits.harder)]
@@ -475,14 +464,6 @@ mod tests {
         assert!(!parse_pid_file(&ready.replace("ready   ", "stopping")).unwrap().ready);
         assert_eq!(parse_pid_file(""), None);
         assert_eq!(parse_pid_file("-4711\n"), None);
-    }
-
-    #[test]
-    fn a_dead_process_that_nobody_reaped_has_no_start() {
-        let rest = "1 2 3 0 -1 4194560 5 6 7 8 9 10 11 12 20 0 1 0 8675309 13 14";
-        assert_eq!(parse_start_time(&format!("4711 (a) b)) S {rest}")), Some(8_675_309));
-        assert_eq!(parse_start_time(&format!("4711 (postgres) Z {rest}")), None);
-        assert!(start_time(i32::try_from(std::process::id()).unwrap()).is_some());
     }
 
     #[test]
