@@ -203,7 +203,8 @@ impl Pipeline {
             handles.push(spawn(format!("parse-{index}"), move || parser.run()));
         }
         drop(parsed_sender);
-        let pools: [BufferPool; 4] = std::array::from_fn(|_| BufferPool::new(encoders * 4));
+        let buffer_bytes_max = options.batch_bytes.max(1 << 20).saturating_mul(4) as usize;
+        let pools: [BufferPool; 4] = std::array::from_fn(|_| BufferPool::new(encoders * 4, buffer_bytes_max));
         let resolver = Resolver {
             late: LateRows::new(&set, options.store),
             set,
@@ -355,11 +356,14 @@ struct Parser {
 impl Parser {
     fn run(mut self) {
         while !self.stop.load(Ordering::Relaxed) {
-            let Some((plan, permit)) = self.next_batch() else { break };
+            let Some((plan, mut permit)) = self.next_batch() else { break };
             let mut batch = self.spare.try_recv().unwrap_or_default();
             batch.clear();
             let parsed = match self.reader.read(&plan.heights, &mut batch) {
-                Ok(()) => Ok(InFlight { plan, batch, order: 0, permit }),
+                Ok(()) => {
+                    permit.raise(batch.needed_bytes());
+                    Ok(InFlight { plan, batch, order: 0, permit })
+                }
                 Err(error) => Err((plan.seq, error)),
             };
             if self.parsed.send(parsed).is_err() {
@@ -403,8 +407,11 @@ fn encode(
                 .map(|buffer| pool.next().expect("four pools").lend(buffer, Arc::clone(&permit))),
             plan,
         };
-        // A full return channel has enough: this batch's memory is given back.
-        let _ = spare.try_send(batch);
+        // A full return channel has enough: this batch's memory is given back. So is that of one which unusual blocks
+        // made large, or all batches would be as large in the end.
+        if !batch.is_overgrown() {
+            let _ = spare.try_send(batch);
+        }
         let item = Numbered { order, item: Item::Batch(done) };
         if encoded.blocking_send(item).is_err() {
             break;
