@@ -273,7 +273,7 @@ fn replay_options(settings: &Settings, plans: &Plans) -> ReplayOptions {
             dir: settings.data_dir.join("coins"),
             cache_bytes_max: Some(plans.replay.utxo_cache_bytes),
             buckets: settings.replay.utxo_cache_buckets,
-            limits: UtxoLimits::default(),
+            limits: UtxoLimits::within(plans.replay.coin_files_bytes),
         },
         room: RoomOptions {
             database_dir: settings.database_url.is_none().then(|| settings.data_dir.join("pg/base")),

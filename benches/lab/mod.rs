@@ -150,7 +150,7 @@ impl Lab {
                 dir: self.coins_dir(),
                 cache_bytes_max: Some(self.plan.utxo_cache_bytes),
                 buckets: self.settings.replay.utxo_cache_buckets,
-                limits: UtxoLimits::default(),
+                limits: UtxoLimits::within(self.plan.coin_files_bytes),
             },
             room: RoomOptions { database_dir: None, is_checked: false },
         }

@@ -29,8 +29,8 @@ use crate::rows::{Encoded, Store, encode_batch};
 /// Memory that a batch needs for each byte of its blocks: the bytes, the facts parsed from them, the encoded rows.
 const BYTES_PER_BLOCK_BYTE: u64 = 5;
 
-/// Most bytes of completed late rows on their way to the server.
-const LATE_BYTES: u64 = 16 << 20;
+/// Most bytes of completed late rows on their way to the server, of those in flight.
+const LATE_BYTES_MAX: u64 = 16 << 20;
 
 /// What the pipeline is run with.
 #[derive(Clone, Debug)]
@@ -176,8 +176,9 @@ impl Pipeline {
     ) -> Self {
         let threads = options.threads.max(1);
         let encoders = threads.div_ceil(2);
-        let gate = Gate::new(options.pipeline_bytes);
-        let late_gate = Gate::new(LATE_BYTES);
+        let late_bytes = (options.pipeline_bytes / 8).min(LATE_BYTES_MAX);
+        let gate = Gate::new(options.pipeline_bytes - late_bytes);
+        let late_gate = Gate::new(late_bytes);
         let confirmed = Arc::new(Confirmed::default());
         let stop = Arc::new(AtomicBool::new(false));
         let closing = Arc::new(AtomicBool::new(false));
