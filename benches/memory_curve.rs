@@ -1,14 +1,22 @@
 //! The memory curve: how much slower a replay is when the UTXO cache holds a half, a tenth or nothing of the set.
 //!
 //! `cargo bench --bench memory_curve` replays a million transactions in 12 segments or more, with every budget in each
-//! round. The budgets are shares of the largest number of coins at the end of any segment, 40 bytes each. The last line
-//! is for programs.
+//! round. The budgets are shares of the largest number of coins at the end of any segment, 40 bytes each. Then once more
+//! with what the plan chooses inside a cgroup whose limit is a quarter of the database's size: service, server and page
+//! cache together. The last line is for programs.
 
 #![allow(missing_docs, unreachable_pub)]
 
+#[path = "../tests/support/cgroup.rs"]
+#[allow(dead_code, reason = "the tests use more of it")]
+mod cgroup;
 mod harness;
 mod lab;
 
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use cgroup::MemoryCgroup;
 use clap::Parser;
 use harness::stats::{median, median_ratio};
 use lab::replayed::{Replayed, replay};
@@ -32,6 +40,12 @@ struct Options {
     /// Segments that the chain is cut into.
     #[arg(long, value_name = "N", default_value_t = 12)]
     segments: u64,
+    /// Budgets to measure, percent; the first is what the others are compared with.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = PERCENTS)]
+    percents: Vec<u64>,
+    /// Runs once with what the plan chooses, as a member of the cgroup with this `cgroup.procs`; prints one line.
+    #[arg(long, hide = true)]
+    inside: Option<PathBuf>,
     /// Given by `cargo bench`; means nothing.
     #[arg(long, hide = true)]
     bench: bool,
@@ -40,6 +54,9 @@ struct Options {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let options = Options::parse();
+    if let Some(procs) = &options.inside {
+        return inside(&options, procs).await;
+    }
     for warning in harness::machine::warnings() {
         println!("Warning: {warning}");
     }
@@ -56,24 +73,26 @@ async fn main() -> anyhow::Result<()> {
         coins * COIN_BYTES / 1_000_000
     );
     println!(
-        "\n| round | budget | load | restore | all | hit ratio | waiting | passes | in passes | written | read |"
+        "\n| round | budget | load | restore | all | CPU: service | server | hit ratio | waiting | passes | in passes | written | read |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|");
+    print_line("- | no bound", &whole);
     let mut rounds: Vec<Vec<Replayed>> = Vec::new();
     for round in 0..options.rounds {
         let mut these = Vec::new();
-        for percent in PERCENTS {
+        for percent in options.percents.iter().copied() {
             replay_options.utxos.cache_bytes_max = Some(coins * COIN_BYTES * percent / 100);
             let replayed = replay(&lab, &replay_options).await?;
-            print_line(round + 1, percent, &replayed);
+            print_line(&format!("{} | {percent} %", round + 1), &replayed);
             these.push(replayed);
         }
         rounds.push(these);
     }
     lab.close().await?;
+    let limited = within_a_quarter(&options, whole.all_bytes as u64)?;
     let seconds = |at: usize| median(rounds.iter().map(|round| round[at].round.total_seconds()));
     println!();
-    for (at, percent) in PERCENTS.iter().enumerate() {
+    for (at, percent) in options.percents.iter().enumerate() {
         println!("median at {percent} %: {:.2} s", seconds(at));
     }
     let slowdown = |at: usize| {
@@ -81,17 +100,61 @@ async fn main() -> anyhow::Result<()> {
             rounds.iter().map(|round| (round[at].round.total_seconds(), round[0].round.total_seconds())),
         )
     };
-    println!("slowdown_50={:.3} slowdown_10={:.3} slowdown_0={:.3}", slowdown(1), slowdown(2), slowdown(3));
+    if let Some(limited) = limited {
+        println!("in the cgroup: {limited:.2} s, {:.3} times the first median", limited / seconds(0));
+    }
+    let slowdowns: Vec<String> = (1..options.percents.len())
+        .map(|at| format!("slowdown_{}={:.3}", options.percents[at], slowdown(at)))
+        .collect();
+    println!("{}", slowdowns.join(" "));
     Ok(())
 }
 
-fn print_line(round: usize, percent: u64, replayed: &Replayed) {
+/// Runs this program once more, with its server, inside a cgroup; returns the seconds, or `None` where there are no
+/// cgroups.
+fn within_a_quarter(options: &Options, database_bytes: u64) -> anyhow::Result<Option<f64>> {
+    let limit_bytes = database_bytes / 4;
+    let Some(cgroup) = MemoryCgroup::new(limit_bytes) else { return Ok(None) };
+    let watch = cgroup.watch();
+    let mut child = std::process::Command::new(std::env::current_exe()?);
+    child.args(["--txs", &options.txs.to_string(), "--segments", &options.segments.to_string(), "--inside"]);
+    let output = child.arg(cgroup.procs()).stderr(std::process::Stdio::inherit()).output()?;
+    let counted = watch.end();
+    anyhow::ensure!(output.status.success(), "the run in the cgroup: {}", output.status);
+    let said = String::from_utf8(output.stdout)?;
+    let (lines, seconds) = said.trim_end().rsplit_once("seconds=").context("the run says its seconds")?;
+    print!("{lines}");
+    println!(
+        "in the cgroup of {} MB: at most {} MB that cannot be reclaimed, {} killed",
+        limit_bytes / 1_000_000,
+        counted.unreclaimable_bytes_max / 1_000_000,
+        counted.oom_kills
+    );
+    Ok(Some(seconds.parse()?))
+}
+
+/// What the child does.
+async fn inside(options: &Options, procs: &std::path::Path) -> anyhow::Result<()> {
+    std::fs::write(procs, std::process::id().to_string())?;
+    let chain = Chain::of(options.txs)?;
+    let lab = Lab::open().await?;
+    let replay_options = lab.replay_options(&chain, chain.bytes / options.segments);
+    let replayed = replay(&lab, &replay_options).await?;
+    let budget = lab.plan.utxo_cache_bytes / 1_000_000;
+    print_line(&format!("in {} MB | {budget} MB", lab.plan.ram_bytes / 1_000_000), &replayed);
+    println!("seconds={}", replayed.round.total_seconds());
+    lab.close().await
+}
+
+fn print_line(name: &str, replayed: &Replayed) {
     let Replayed { round: times, utxos, .. } = replayed;
     println!(
-        "| {round} | {percent} % | {:.2} s | {:.2} s | {:.2} s | {:.3} | {} | {} | {:.2} s | {:.0} MB | {:.0} MB |",
+        "| {name} | {:.2} s | {:.2} s | {:.2} s | {:.2} s | {:.2} s | {:.3} | {} | {} | {:.2} s | {:.0} MB | {:.0} MB |",
         times.load_seconds,
         times.restore_seconds,
         times.total_seconds(),
+        times.cpu.service_seconds,
+        times.cpu.server_seconds,
         utxos.hit_ratio(),
         utxos.waited,
         utxos.settlements,
