@@ -58,7 +58,7 @@ pub enum Error {
 }
 
 /// How long a connection that ended badly waits for word that it was meant to.
-const CUT_WAIT: std::time::Duration = std::time::Duration::from_millis(100);
+const CUT_WAIT: Duration = Duration::from_millis(100);
 
 /// Makes a pool of at most `connections_max` connections; none is opened yet.
 ///

@@ -144,12 +144,20 @@ fn field(text: &str, key: &str) -> Option<u64> {
 
 impl Drop for MemoryCgroup {
     fn drop(&mut self) {
-        // The last backends of a server that was stopped are on their way out.
+        // The last backends of a server that was stopped are on their way out; whoever else is left was forgotten when
+        // something failed.
         let began = Instant::now();
         while let Err(error) = fs::remove_dir(&self.dir) {
-            if began.elapsed() > Duration::from_secs(10) {
+            if began.elapsed() > Duration::from_secs(20) {
                 eprintln!("{}: {error}", self.dir.display());
                 return;
+            }
+            if began.elapsed() > Duration::from_secs(5) {
+                let members = fs::read_to_string(self.procs()).unwrap_or_default();
+                for pid in members.lines().filter_map(|line| line.parse().ok()) {
+                    // SAFETY: sends a signal to a process that was started in this cgroup.
+                    unsafe { libc::kill(pid, libc::SIGKILL) };
+                }
             }
             thread::sleep(Duration::from_millis(20));
         }
