@@ -9,7 +9,7 @@
 #![allow(missing_docs, unreachable_pub)]
 
 #[path = "../tests/support/cgroup.rs"]
-#[allow(dead_code, reason = "the tests use more of it")]
+#[allow(dead_code, clippy::unwrap_used, reason = "made for tests, which use more of it")]
 mod cgroup;
 mod harness;
 mod lab;
