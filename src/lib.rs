@@ -13,6 +13,7 @@
 pub mod cli;
 pub mod config;
 pub mod error;
+pub mod heap;
 pub mod logging;
 pub mod network;
 pub mod patience;
