@@ -12,13 +12,14 @@ COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
     cargo build --release --locked --bin satgres && cp target/release/satgres /usr/local/bin/satgres
 
+# Anybody may write into the data directory, and a volume takes over this mode: the container runs as whoever may read the
+# block files.
 FROM debian:bookworm-slim AS service
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends ca-certificates \
     && rm -rf /var/lib/apt/lists/* \
-    && useradd --system --uid 8333 --create-home --home-dir /var/lib/satgres satgres \
-    # Whoever may read the block files: a volume takes over this mode.
-    && chmod 1777 /var/lib/satgres
+    && useradd --uid 8333 --no-create-home --home-dir /var/lib/satgres satgres \
+    && mkdir --mode 1777 /var/lib/satgres
 COPY --from=build /usr/local/bin/satgres /usr/local/bin/satgres
 USER satgres
 ENV SATGRES_DATA_DIR=/var/lib/satgres SATGRES_BLOCKS_DIR=/blocks
@@ -26,7 +27,8 @@ ENV SATGRES_DATA_DIR=/var/lib/satgres SATGRES_BLOCKS_DIR=/blocks
 VOLUME /var/lib/satgres
 # `run` ends what it is doing within seconds of this signal.
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=30s --timeout=10s --start-period=60s CMD ["satgres", "status", "--json"]
+# Fails when the service is dead or silent; while it waits for its database it is alive.
+HEALTHCHECK --interval=30s --timeout=10s --start-period=60s CMD ["satgres", "status", "--check"]
 ENTRYPOINT ["satgres"]
 CMD ["run"]
 

@@ -1,14 +1,23 @@
 //! The memory curve: how much slower a replay is when the UTXO cache holds a half, a tenth or nothing of the set.
 //!
 //! `cargo bench --bench memory_curve` replays a million transactions in 12 segments or more, with every budget in each
-//! round. The budgets are shares of the largest number of coins at the end of any segment, 40 bytes each. The last line
-//! is for programs.
+//! round. The budgets are shares of the largest number of coins at any height, 40 bytes each; since a table within a
+//! budget fills seven eighths of its slots, 100 % is not quite everything, and a run without a bound stands beside it.
+//! Then once more with what the plan chooses inside a cgroup whose limit is a quarter of the database's size: service,
+//! server and page cache together. The last line is for programs.
 
 #![allow(missing_docs, unreachable_pub)]
 
+#[path = "../tests/support/cgroup.rs"]
+#[allow(dead_code, clippy::unwrap_used, reason = "made for tests, which use more of it")]
+mod cgroup;
 mod harness;
 mod lab;
 
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use cgroup::MemoryCgroup;
 use clap::Parser;
 use harness::stats::{median, median_ratio};
 use lab::replayed::{Replayed, replay};
@@ -18,6 +27,9 @@ use lab::{Chain, Lab};
 const COIN_BYTES: u64 = 40;
 /// Budgets in percent of the whole set; the first is what the others are compared with.
 const PERCENTS: [u64; 4] = [100, 50, 10, 0];
+
+/// With less memory than this nothing is worth measuring; the plan wants 512 MiB.
+const LIMIT_BYTES_MIN: u64 = 256 << 20;
 
 /// Options of this bench.
 #[derive(Clone, Debug, Parser)]
@@ -32,6 +44,12 @@ struct Options {
     /// Segments that the chain is cut into.
     #[arg(long, value_name = "N", default_value_t = 12)]
     segments: u64,
+    /// Budgets to measure, percent; the first is what the others are compared with.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = PERCENTS)]
+    percents: Vec<u64>,
+    /// Runs once with what the plan chooses, as a member of the cgroup with this `cgroup.procs`; prints one line.
+    #[arg(long, hide = true)]
+    inside: Option<PathBuf>,
     /// Given by `cargo bench`; means nothing.
     #[arg(long, hide = true)]
     bench: bool,
@@ -40,6 +58,9 @@ struct Options {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let options = Options::parse();
+    if let Some(procs) = &options.inside {
+        return inside(&options, procs).await;
+    }
     for warning in harness::machine::warnings() {
         println!("Warning: {warning}");
     }
@@ -48,7 +69,7 @@ async fn main() -> anyhow::Result<()> {
     let mut replay_options = lab.replay_options(&chain, chain.bytes / options.segments);
     replay_options.utxos.cache_bytes_max = None;
     let whole = replay(&lab, &replay_options).await?;
-    let coins = whole.utxos.coins_max as u64;
+    let coins = coins_max(&lab).await?;
     println!(
         "{} transactions, {} MB of blocks; at most {coins} coins, {} MB",
         chain.txs,
@@ -56,42 +77,116 @@ async fn main() -> anyhow::Result<()> {
         coins * COIN_BYTES / 1_000_000
     );
     println!(
-        "\n| round | budget | load | restore | all | hit ratio | waiting | passes | in passes | written | read |"
+        "\n| round | budget | load | restore | all | CPU: service | server | hit ratio | waiting | passes | in passes | written | read |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|");
     let mut rounds: Vec<Vec<Replayed>> = Vec::new();
     for round in 0..options.rounds {
         let mut these = Vec::new();
-        for percent in PERCENTS {
+        replay_options.utxos.cache_bytes_max = None;
+        let unbounded = replay(&lab, &replay_options).await?;
+        print_line(&format!("{} | no bound", round + 1), &unbounded);
+        for percent in options.percents.iter().copied() {
             replay_options.utxos.cache_bytes_max = Some(coins * COIN_BYTES * percent / 100);
             let replayed = replay(&lab, &replay_options).await?;
-            print_line(round + 1, percent, &replayed);
+            print_line(&format!("{} | {percent} %", round + 1), &replayed);
             these.push(replayed);
         }
+        these.push(unbounded);
         rounds.push(these);
     }
     lab.close().await?;
+    let limited = within_a_quarter(&options, whole.all_bytes as u64)?;
     let seconds = |at: usize| median(rounds.iter().map(|round| round[at].round.total_seconds()));
     println!();
-    for (at, percent) in PERCENTS.iter().enumerate() {
+    for (at, percent) in options.percents.iter().enumerate() {
         println!("median at {percent} %: {:.2} s", seconds(at));
     }
-    let slowdown = |at: usize| {
-        median_ratio(
-            rounds.iter().map(|round| (round[at].round.total_seconds(), round[0].round.total_seconds())),
-        )
+    let ratio = |at: usize, base: usize| {
+        let seconds = |round: &Vec<Replayed>, at: usize| round[at].round.total_seconds();
+        median_ratio(rounds.iter().map(|round| (seconds(round, at), seconds(round, base))))
     };
-    println!("slowdown_50={:.3} slowdown_10={:.3} slowdown_0={:.3}", slowdown(1), slowdown(2), slowdown(3));
+    let unbounded = options.percents.len();
+    println!("median without a bound: {:.2} s", seconds(unbounded));
+    for (at, percent) in options.percents.iter().enumerate() {
+        println!("{percent} % against no bound: {:.3}", ratio(at, unbounded));
+    }
+    if let Some(limited) = limited {
+        println!("in the cgroup: {limited:.2} s, {:.3} times the first median", limited / seconds(0));
+    }
+    let slowdowns: Vec<String> = (1..options.percents.len())
+        .map(|at| format!("slowdown_{}={:.3}", options.percents[at], ratio(at, 0)))
+        .collect();
+    println!("{}", slowdowns.join(" "));
     Ok(())
 }
 
-fn print_line(round: usize, percent: u64, replayed: &Replayed) {
+/// The largest number of unspent outputs at any height of the chain that was just loaded.
+async fn coins_max(lab: &Lab) -> anyhow::Result<u64> {
+    let most = "with changes (height, coins) as (
+           select chain.height(tx_num), 1 from chain.outputs
+           where substring(script, 1, 1) is distinct from '\\x6a' and length(script) <= 10000
+           union all
+           select chain.height(tx_num), -1 from chain.inputs where prev_tx_num is not null),
+         blocks (height, coins) as (select height, sum(coins) from changes group by height)
+         select max(coins)::int8 from (select sum(coins) over (order by height) as coins from blocks) heights";
+    let client = lab.pool()?.get().await?;
+    let coins: i64 = client.query_one(most, &[]).await?.get(0);
+    Ok(coins as u64)
+}
+
+/// Runs this program once more, with its server, inside a cgroup; returns the seconds, or `None` where there are no
+/// cgroups.
+fn within_a_quarter(options: &Options, database_bytes: u64) -> anyhow::Result<Option<f64>> {
+    let limit_bytes = database_bytes / 4;
+    if limit_bytes < LIMIT_BYTES_MIN {
+        println!(
+            "SKIPPED: a quarter of the database is {} MB, too little for any server",
+            limit_bytes / 1_000_000
+        );
+        return Ok(None);
+    }
+    let Some(cgroup) = MemoryCgroup::new(limit_bytes) else { return Ok(None) };
+    let watch = cgroup.watch();
+    let mut child = std::process::Command::new(std::env::current_exe()?);
+    child.args(["--txs", &options.txs.to_string(), "--segments", &options.segments.to_string(), "--inside"]);
+    let output = child.arg(cgroup.procs()).stderr(std::process::Stdio::inherit()).output()?;
+    let counted = watch.end();
+    anyhow::ensure!(output.status.success(), "the run in the cgroup: {}", output.status);
+    let said = String::from_utf8(output.stdout)?;
+    let (lines, seconds) = said.trim_end().rsplit_once("seconds=").context("the run says its seconds")?;
+    print!("{lines}");
+    println!(
+        "in the cgroup of {} MB: at most {} MB that cannot be reclaimed, {} killed",
+        limit_bytes / 1_000_000,
+        counted.unreclaimable_bytes_max / 1_000_000,
+        counted.oom_kills
+    );
+    Ok(Some(seconds.parse()?))
+}
+
+/// What the child does.
+async fn inside(options: &Options, procs: &std::path::Path) -> anyhow::Result<()> {
+    std::fs::write(procs, std::process::id().to_string())?;
+    let chain = Chain::of(options.txs)?;
+    let lab = Lab::open().await?;
+    let replay_options = lab.replay_options(&chain, chain.bytes / options.segments);
+    let replayed = replay(&lab, &replay_options).await?;
+    let budget = lab.plan.utxo_cache_bytes / 1_000_000;
+    print_line(&format!("in {} MB | {budget} MB", lab.plan.ram_bytes / 1_000_000), &replayed);
+    println!("seconds={}", replayed.round.total_seconds());
+    lab.close().await
+}
+
+fn print_line(name: &str, replayed: &Replayed) {
     let Replayed { round: times, utxos, .. } = replayed;
     println!(
-        "| {round} | {percent} % | {:.2} s | {:.2} s | {:.2} s | {:.3} | {} | {} | {:.2} s | {:.0} MB | {:.0} MB |",
+        "| {name} | {:.2} s | {:.2} s | {:.2} s | {:.2} s | {:.2} s | {:.3} | {} | {} | {:.2} s | {:.0} MB | {:.0} MB |",
         times.load_seconds,
         times.restore_seconds,
         times.total_seconds(),
+        times.cpu.service_seconds,
+        times.cpu.server_seconds,
         utxos.hit_ratio(),
         utxos.waited,
         utxos.settlements,

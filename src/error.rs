@@ -107,6 +107,12 @@ pub enum Error {
         /// Database, host and port.
         database: String,
     },
+    /// `satgres status --check` found no service at work.
+    #[error("no `satgres run` is at work here: service.state is {state}, see docs/status.md")]
+    NotAtWork {
+        /// What is known of it.
+        state: &'static str,
+    },
     /// The user's own server is neither started nor stopped.
     #[error(
         "the server of --database-url is not satgres' own: start and stop it by its own means\n  help: {help}"
@@ -132,11 +138,15 @@ impl Error {
     #[must_use]
     pub fn trouble(&self, is_reached: bool) -> Option<Trouble> {
         use pg::cluster::{Error as Cluster, PostmasterError as Postmaster};
+        use pg::external::Error as External;
         match self {
             Error::ServerLost | Error::Cluster(Cluster::Postmaster(Postmaster::Leftovers { .. })) => {
                 Some(Trouble::Gone)
             }
             Error::RunLock(pg::run_lock::Error::Leftovers { .. }) => Some(Trouble::Conflict),
+            // Its text tells what to do in place of a chain of causes.
+            Error::External(External::Connect { trouble, .. }) => *trouble,
+            Error::External(External::Connections { .. }) => is_reached.then_some(Trouble::Connections),
             Error::Cluster(Cluster::Postmaster(Postmaster::Died { tail, .. })) => {
                 let is_full = tail.contains("No space left on device");
                 if is_full { Some(Trouble::Disk) } else { is_reached.then_some(Trouble::Starting) }
@@ -151,6 +161,7 @@ impl Error {
         match self {
             Error::System { .. }
             | Error::Chaingen(_)
+            | Error::NotAtWork { .. }
             | Error::NothingLoaded { .. }
             | Error::NothingInDatabase { .. } => 1,
             Error::Interrupted => INTERRUPTED,

@@ -13,10 +13,12 @@
 pub mod cli;
 pub mod config;
 pub mod error;
+pub mod heap;
 pub mod logging;
 pub mod network;
 pub mod patience;
 pub mod plan;
+mod process;
 pub mod resources;
 pub mod stop;
 

@@ -97,8 +97,14 @@ pub struct Plan {
     pub ram_bytes: u64,
     /// Bytes of the UTXO cache.
     pub utxo_cache_bytes: u64,
-    /// Bytes of the TxNumCache.
+    /// Bytes of the TxNumCache: 40 for each entry of each bucket.
     pub txnum_cache_bytes: u64,
+    /// Buckets of the TxNumCache.
+    pub txnum_cache_buckets: u64,
+    /// Entries in a bucket of the TxNumCache.
+    pub txnum_cache_bucket_size: u64,
+    /// Bytes of sorts and buffers of the UTXO set once it has files.
+    pub coin_files_bytes: u64,
     /// Bytes between reading blocks and sending rows.
     pub pipeline_bytes: u64,
     /// Threads that parse blocks.
@@ -144,6 +150,9 @@ impl Plan {
             ram_bytes: shares.ram_bytes,
             utxo_cache_bytes: shares.utxo_cache,
             txnum_cache_bytes: shares.txnum_cache,
+            txnum_cache_buckets: shares.txnum_buckets,
+            txnum_cache_bucket_size: shares.txnum_bucket_size,
+            coin_files_bytes: shares.coin_files,
             pipeline_bytes: shares.pipeline,
             threads: shares.threads,
             builds: shares.build_count,

@@ -40,12 +40,14 @@ use self::reader::{Chain, ReadError};
 use self::room::{NoRoom, RoomOptions};
 use self::schedule::Segment;
 use crate::chain::hash::{Hash32, reversed_hex};
+use crate::heap;
 use crate::network::Network;
 use crate::pg::pool;
 use crate::pg::restore::{RestoreError, Restored, restore};
 use crate::pg::segments::SegmentRow;
 use crate::prevouts::{CoinFileError, RebuildError, UtxoOptions, UtxoSet};
 use crate::profile::{Figures, Profile};
+use crate::resources::about;
 use crate::rows::Store;
 use crate::source::{Node, NodeError, NodeOptions, SourceError};
 use crate::status::Step;
@@ -402,6 +404,15 @@ async fn load(
                 height = loaded_last,
                 "UTXO set at the last height that is loaded"
             );
+            // The index builds and the page cache have use for the memory. Gigabytes take a moment.
+            let given = tokio::task::spawn_blocking(move || {
+                drop(set);
+                heap::give_back()
+            });
+            let resident = given
+                .await
+                .map_err(|error| ReplayError::System { what: "giving memory back", source: error.into() })?;
+            info!(resident = resident.map(about), "the memory of the load is given back");
             Ok(None)
         }
         Err(LoadError::Pipeline(error)) => Ok(Some(error)),

@@ -11,6 +11,7 @@ use tracing::{info, warn};
 
 use crate::config::{Detail, Settings, Tune};
 use crate::error::Error;
+use crate::heap;
 use crate::patience::Patience;
 use crate::pg::cluster::{Cluster, ServiceLock};
 use crate::pg::external::{self, Purpose};
@@ -24,7 +25,7 @@ use crate::profile::{Figures, Profile};
 use crate::replay::found::{self, FoundBlocks};
 use crate::replay::room::RoomOptions;
 use crate::replay::{self, ReplayOptions};
-use crate::resources::Resources;
+use crate::resources::{Resources, about};
 use crate::rows::Store;
 use crate::source::NodeOptions;
 use crate::status::Step;
@@ -42,6 +43,7 @@ const PEER_WINDOW_SHARE: u64 = 4;
 /// # Errors
 /// [`Error`], by who must act.
 pub async fn run(settings: &Settings) -> Result<(), Error> {
+    heap::bound_leftovers();
     let profile = Profile::start();
     let stop = Stop::on_signals();
     let _at_work = ServiceLock::take(&settings.data_dir)?;
@@ -56,6 +58,7 @@ async fn serve(settings: &Settings, profile: &Profile, stop: Stop) -> Result<(),
     profile.board().publish(
         &settings.data_dir,
         settings.network,
+        server::external_database(settings)?,
         &[&plans.replay, &plans.restore, &plans.live],
     );
     let found = stop.or(found::scan(&replay_options(settings, &plans))).await??;
@@ -139,11 +142,20 @@ impl Run<'_> {
         Ok(outcome.tip_height)
     }
 
-    /// Whether the private server still has its settings for the replay.
+    /// Whether the private server still has its settings for the replay. It never gets them again: a catch-up, however
+    /// large, loads with those of LIVE. `wal_level = minimal` would load 1.1 to 1.5 times as fast, but it ends the
+    /// standbys and backups that LIVE promises, and its two restarts end every reader's connection.
     fn is_live_due(&self) -> bool {
         self.settings.database_url.is_none()
             && self.settings.tune != Tune::Off
             && Cluster::recorded_phase(&self.settings.data_dir) != Phase::Live
+    }
+
+    /// Leaves the service with what it needs in LIVE: caches and buffers of the load are gone, the heap's rest follows.
+    async fn give_back_memory(&self) {
+        let resident = tokio::task::spawn_blocking(heap::give_back).await.ok().flatten();
+        let planned = about(self.plans.live.service_bytes());
+        info!(resident = resident.map(about), planned, "memory of the service on entering LIVE");
     }
 
     /// Tells that everything is queryable; then stays until a signal, and validates in the background what was added NOT
@@ -153,6 +165,7 @@ impl Run<'_> {
         let client = connected.pool.get().await.map_err(pool::Error::from)?;
         if !self.is_live {
             self.is_live = true;
+            self.give_back_memory().await;
             let figures = Figures { height: Some(tip_height), ..Figures::default() };
             self.profile.reached("Entered LIVE sync from start state", figures).record(&client).await;
         }
@@ -274,7 +287,7 @@ fn replay_options(settings: &Settings, plans: &Plans) -> ReplayOptions {
             dir: settings.data_dir.join("coins"),
             cache_bytes_max: Some(plans.replay.utxo_cache_bytes),
             buckets: settings.replay.utxo_cache_buckets,
-            limits: UtxoLimits::default(),
+            limits: UtxoLimits::within(plans.replay.coin_files_bytes),
         },
         room: RoomOptions {
             database_dir: settings.database_url.is_none().then(|| settings.data_dir.join("pg/base")),

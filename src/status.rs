@@ -1,6 +1,6 @@
 //! `satgres status`: what the service, its server and the chain in them are doing, told truly at any moment.
 //!
-//! In: a data directory. Out: [`Report`], which [`render()`] shows to people and serde to programs. Three sources, each
+//! In: a data directory, and the user's own database where it is one. Out: [`Report`], which [`render()`] shows to people and serde to programs. Three sources, each
 //! asked for what it alone knows: the file in which a running service says what it does ([`Board`]), the kernel's tables
 //! (is that process still there, how much memory it has), and the database. It must never start a server, take a lock,
 //! change anything, or wait longer than about two seconds; what cannot be found out is told as unknown.
@@ -8,7 +8,6 @@
 mod board;
 mod database;
 mod disk;
-mod process;
 mod render;
 mod report;
 mod server;
@@ -36,12 +35,14 @@ pub use self::{
 use self::{
     database::Database,
     disk::Disk,
-    process::{Presence, rss_bytes},
     state::{State, now},
 };
 use crate::{
+    config::Settings,
     error::Error,
     pg::builds::{Beside, Builds, declared_cost, restore_seconds},
+    pg::{external::Error as ExternalError, target::Target},
+    process::{self, Presence, rss_bytes},
     replay::{builds_while_loading, progress::LoadFigures},
 };
 
@@ -52,11 +53,16 @@ const CONNECT_PATIENCE: Duration = Duration::from_millis(1_500);
 /// A running service whose last word is older is told so, seconds.
 const SILENCE_SECONDS: f64 = 10.0;
 
-/// Finds out what can be found out about a data directory.
+/// Longest wait for a server that is told goodbye.
+const GOODBYE_PATIENCE: Duration = Duration::from_millis(100);
+
+/// Finds out what can be found out about a data directory, and about the user's own database where the settings name one.
 ///
 /// # Errors
-/// [`Error::System`] where the directory may not be looked into: then nothing can be told.
-pub async fn collect(data_dir: &Path) -> Result<Report, Error> {
+/// [`Error::System`] where the directory may not be looked into: then nothing can be told; [`Error::External`] where the
+/// connection string cannot be used.
+pub async fn collect(settings: &Settings) -> Result<Report, Error> {
+    let data_dir = settings.data_dir.as_path();
     let began = Instant::now();
     let deadline = began + PATIENCE;
     let denied = |source: &io::Error| source.kind() == io::ErrorKind::PermissionDenied;
@@ -66,14 +72,19 @@ pub async fn collect(data_dir: &Path) -> Result<Report, Error> {
         let what = format!("look into {} (its owner can, or root)", data_dir.display());
         return Err(Error::System { what, source });
     }
-    let directory = data_dir.to_owned();
-    let disk = tokio::task::spawn_blocking(move || disk::measure(&directory, deadline));
-    let server::Answer { report: mut server, family, client } =
-        server::look(data_dir, CONNECT_PATIENCE).await;
+    let target = settings.database_url.as_ref().map(|url| Target::external(url.params()));
+    let target =
+        target.transpose().map_err(ExternalError::from)?.map(|it| it.looking().named("satgres status"));
+    let (directory, is_private) = (data_dir.to_owned(), target.is_none());
+    let disk = tokio::task::spawn_blocking(move || disk::measure(&directory, is_private, deadline));
+    let server::Answer { report: mut server, family, session } = match &target {
+        Some(target) => server::look_at(target, CONNECT_PATIENCE).await,
+        None => server::look(data_dir, CONNECT_PATIENCE).await,
+    };
     let mut notes = Vec::new();
     let mut database = Database::default();
-    if let Some(client) = &client {
-        match timeout_at(deadline.into(), database.read(client)).await {
+    if let Some(session) = &session {
+        match timeout_at(deadline.into(), database.read(&session.client)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => notes.push(format!("the database did not answer everything: {}", said(&error))),
             Err(_) => notes.push("the database did not answer everything in time".to_owned()),
@@ -85,8 +96,11 @@ pub async fn collect(data_dir: &Path) -> Result<Report, Error> {
         if facts.is_standby {
             server.state = "standby";
         }
-    } else if client.is_some() {
+    } else if session.is_some() {
         server.state = "silent";
+    }
+    if let Some(session) = session {
+        session.close(GOODBYE_PATIENCE).await;
     }
     if server.state == "unknown" {
         notes.extend(server.message.clone());
@@ -99,6 +113,19 @@ pub async fn collect(data_dir: &Path) -> Result<Report, Error> {
     disk.database_bytes = database.bytes;
     // Last, so that it is the newest: what a service says changes faster than what is committed.
     let told = Told::read(data_dir, &mut notes);
+    if let Some(state) = &told.state
+        && state.database != server.database
+    {
+        let own = |database: &Option<String>| match database {
+            Some(database) => format!("database {database}"),
+            None => "the private PostgreSQL".to_owned(),
+        };
+        notes.push(format!(
+            "the service here is one for {}, but {} was looked at: see --database-url",
+            own(&state.database),
+            own(&server.database)
+        ));
+    }
     if told.service.state == "never" && !data_dir.exists() {
         notes.push(format!("{} does not exist", data_dir.display()));
     }

@@ -300,14 +300,16 @@ fn full_disk_under_the_files_of_the_utxo_set_is_told_and_no_checkpoint_is_broken
     let coins = link(&satgres, &disk, "coins");
     fs::write(disk.path().join("ballast"), vec![7; 900 << 10]).unwrap();
     let options = ["--segment-bytes", "500KiB", "--utxo-cache", "0", "--disk-check", "off"];
-    let finished = satgres.try_run("regtest", chain.path(), &options);
-    let output = finished.output();
-    assert_eq!(finished.status.code(), Some(1), "{output}");
+    let mut run = support::Running::run(&satgres, chain.path(), &options);
+    run.wait_for("the disk is full: make room. Now ", 2);
+    let output = run.said();
     for words in ["No space left on device", coins.to_str().unwrap(), "make room on the file system"] {
         assert!(output.contains(words), "{words}\n{output}");
     }
+    assert!(run.is_running(), "{output}");
     disk.grow(50);
-    satgres.run("regtest", chain.path(), &options);
+    let (status, output) = run.wait();
+    assert!(status.success(), "{output}");
     satgres.verify();
     let digest = satgres.digest();
     satgres.forget_chain();

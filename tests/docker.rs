@@ -17,12 +17,12 @@ fn the_image_is_built_with_the_rust_that_cargo_asks_for_and_runs_commands_that_e
         .expect("a version")
         .trim_matches('"');
     assert!(dockerfile.contains(&format!("FROM rust:{rust}-bookworm")), "rust {rust}");
-    for command in [vec!["run", "--help"], vec!["status", "--json", "--help"]] {
+    for command in [vec!["run", "--help"], vec!["status", "--check", "--help"]] {
         let output = Command::new(env!("CARGO_BIN_EXE_satgres")).args(&command).output().expect("it runs");
         assert!(output.status.success(), "{command:?}: {output:?}");
     }
     assert!(
-        dockerfile.contains(r#"CMD ["satgres", "status", "--json"]"#)
+        dockerfile.contains(r#"CMD ["satgres", "status", "--check"]"#)
             && dockerfile.contains(r#"CMD ["run"]"#)
     );
 }
@@ -33,6 +33,20 @@ fn what_is_left_out_of_the_image_is_not_needed_to_build_it() {
     for needed in ["src", "migrations", "sql", "config", "benches", "build.rs", "Cargo.lock"] {
         assert!(!root(".dockerignore").lines().any(|line| line == needed), "{needed}");
     }
+}
+
+/// It was `status --json`, which ends with 0 whenever the state can be told: a dead service counted as healthy.
+#[test]
+fn the_health_check_fails_where_no_service_is_at_work() {
+    let compose = root("docker-compose.yml");
+    assert!(compose.contains(r#"test: ["CMD", "satgres", "status", "--check"]"#));
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_satgres"));
+    command.args(["status", "--check", "--data-dir"]).arg(folder.path()).current_dir(folder.path());
+    let output = command.output().expect("it runs");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(said, "error: no `satgres run` is at work here: service.state is never, see docs/status.md\n");
 }
 
 #[test]

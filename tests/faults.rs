@@ -439,7 +439,7 @@ fn a_full_disk_is_waited_for_and_named() {
     let chain = TempDir::new().unwrap();
     let options = Options { blocks: 600, txs_per_block: 80, seed: 31, out: chain.path().to_owned() };
     generate(&options).unwrap();
-    let mut run = Running::run(&satgres, chain.path(), &["--segment-bytes", "4MiB"]);
+    let mut run = Running::run(&satgres, chain.path(), &["--segment-bytes", "4MiB", "--disk-check", "off"]);
     run.wait_for("the disk is full: make room. Now ", 2);
     let at = format!(" are free on the file system at {}, which holds ", satgres.data_dir().display());
     assert!(run.said().contains(&at), "{}", run.said());

@@ -24,9 +24,6 @@ use tempfile::TempDir;
 
 /// What the disk use may differ by from that of an uninterrupted run: catalogues, and how indexes happen to split.
 const DISK_PERCENT_MAX: f64 = 5.0;
-/// PostgreSQL's own leftovers: after a kill of the server the open segment's files stay without a catalogue entry. They are
-/// removed on the private cluster at its next start.
-const DISK_IS_CHECKED_AFTER_SERVER_KILLS: bool = false;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Victim {
@@ -241,10 +238,12 @@ fn once(
     let before = run.said();
     let killed = Instant::now();
     let mut name = format!("{victim:?}");
+    let mut killed_at = run.elapsed();
     match victim {
         Victim::Satgres => {
             run.kill();
             run = matrix.start(satgres);
+            killed_at = Duration::ZERO;
         }
         Victim::Postmaster => postmaster(satgres).into_iter().for_each(kill),
         Victim::Backend => {
@@ -258,14 +257,13 @@ fn once(
         }
     }
     // The same process goes on, or the same command was started again.
-    let is_again = victim == Victim::Satgres;
     while run.is_running() {
         std::thread::sleep(Duration::from_millis(5));
         if killed.elapsed().as_secs_f64() > 240.0 + 20.0 * whole.seconds {
             return Err(format!("{name} at {at:.1} s ({hit}): it does not end:\n{}", run.said()));
         }
     }
-    let first_row = run.first_rows().filter(|_| is_again);
+    let first_row = run.first_rows_after(killed_at);
     let (status, said) = run.wait();
     let seconds = killed.elapsed().as_secs_f64();
     let redone = redone(&said);
@@ -288,8 +286,7 @@ fn once(
     let percent = 100.0 * (disk_bytes(satgres) as f64 / whole.disk_bytes as f64 - 1.0);
     let first_row = first_row.map_or_else(|| "-".to_owned(), |time| format!("{:.2}", time.as_secs_f64()));
     println!("{name} | {at:.1} | {hit} | {first_row} | {redone} | {seconds:.1} | {percent:+.1} | whole");
-    let is_checked = victim == Victim::Satgres || DISK_IS_CHECKED_AFTER_SERVER_KILLS;
-    if is_checked && percent.abs() > DISK_PERCENT_MAX {
+    if percent.abs() > DISK_PERCENT_MAX {
         return fail(format!("disk use differs by {percent:+.1} %"));
     }
     Ok(Outcome::Whole)

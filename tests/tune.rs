@@ -6,7 +6,7 @@ mod support;
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Output, Stdio},
 };
 
@@ -15,7 +15,7 @@ use satgres::{
     pg::{cluster::Cluster, conf, pool},
 };
 use serde_json::Value;
-use support::DataDir;
+use support::{DataDir, MemoryCgroup};
 
 fn satgres(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_satgres"));
@@ -110,57 +110,18 @@ fn wrong_values_are_wrong_usage() {
     }
 }
 
-/// A cgroup with a memory limit, of whichever version this machine has; removed with the guard.
-struct MemoryCgroup {
-    dir: PathBuf,
-    version: &'static str,
-    file: &'static str,
-}
-
-impl MemoryCgroup {
-    fn new(limit: &str) -> Result<MemoryCgroup, String> {
-        let name = format!("satgres-test-{}", std::process::id());
-        let mut reasons = Vec::new();
-        for (version, root, file) in
-            [("v1", "/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("v2", "/sys/fs/cgroup", "memory.max")]
-        {
-            let dir = Path::new(root).join(&name);
-            if let Err(error) = fs::create_dir(&dir) {
-                reasons.push(format!("{}: {error}", dir.display()));
-                continue;
-            }
-            let cgroup = MemoryCgroup { dir, version, file };
-            match fs::write(cgroup.dir.join(file), limit) {
-                Ok(()) => return Ok(cgroup),
-                Err(error) => reasons.push(format!("{root} {file}: {error}")),
-            }
-        }
-        Err(reasons.join("; "))
-    }
-}
-
-impl Drop for MemoryCgroup {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.dir);
-    }
-}
-
 #[test]
 fn the_limit_of_a_real_cgroup_is_found_and_named() {
-    let cgroup = match MemoryCgroup::new("1073741824") {
-        Ok(cgroup) => cgroup,
-        Err(reason) => return eprintln!("skipped: no memory cgroup can be made here: {reason}"),
-    };
-    let script = "echo $$ > \"$1/cgroup.procs\" && exec \"$2\" tune --cpus 2";
+    let Some(cgroup) = MemoryCgroup::new(1 << 30) else { return };
+    let script = "echo $$ > \"$1\" && exec \"$2\" tune --cpus 2";
     let output = Command::new("sh")
         .args(["-c", script, "sh"])
-        .args([cgroup.dir.as_os_str(), env!("CARGO_BIN_EXE_satgres").as_ref()])
+        .args([cgroup.procs().as_os_str(), env!("CARGO_BIN_EXE_satgres").as_ref()])
         .current_dir("/")
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
-    let name = cgroup.dir.file_name().unwrap().to_str().unwrap();
-    let expected = format!("RAM 1GiB (cgroup {} {} of /{name})", cgroup.version, cgroup.file);
+    let expected = format!("RAM 1GiB ({})", cgroup.source());
     assert!(stdout(&output).starts_with(&expected), "{}", stdout(&output));
     assert!(stdout(&output).contains(" = 1GiB of 1GiB\n"));
 }

@@ -5,15 +5,17 @@
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
 pub mod cpu;
+#[path = "../../tests/support/kept_chain.rs"]
+mod kept_chain;
 pub mod replayed;
 pub mod round;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use deadpool_postgres::Pool;
-use satgres::chaingen;
+use kept_chain::KeptChain;
 use satgres::config::{LowArgs, Settings};
+use satgres::heap;
 use satgres::network::Network;
 use satgres::pg::cluster::{self, Cluster};
 use satgres::pg::schema::{self, Facts};
@@ -25,10 +27,6 @@ use satgres::replay::room::RoomOptions;
 use satgres::resources::Resources;
 use satgres::rows::Store;
 
-/// Transactions of a block of a generated chain.
-const TXS_PER_BLOCK: u32 = 500;
-/// Blocks before the first that holds as many: too few coins exist.
-const BLOCKS_BEFORE: u64 = 140;
 const CONNECTIONS_MAX: usize = 40;
 
 /// A chain on disk.
@@ -44,33 +42,9 @@ pub struct Chain {
 impl Chain {
     /// Returns a chain of about `txs` transactions, made once and kept in the cache folder.
     pub fn of(txs: u64) -> anyhow::Result<Chain> {
-        let blocks = (txs / u64::from(TXS_PER_BLOCK) + BLOCKS_BEFORE) as u32;
-        let name = format!("{blocks}x{TXS_PER_BLOCK}-seed1-format{}", chaingen::FORMAT);
-        let options = chaingen::Options {
-            blocks,
-            txs_per_block: TXS_PER_BLOCK,
-            seed: 1,
-            out: cache_dir()?.join("chains").join(name),
-        };
-        eprintln!("chain of {blocks} blocks in {}", options.out.display());
-        std::fs::create_dir_all(&options.out)?;
-        let mix = chaingen::generate(&options)?;
-        Ok(Chain {
-            dir: options.out,
-            txs: mix.transactions + u64::from(blocks) + 1,
-            bytes: mix.bytes,
-            coins: mix.utxo_count,
-        })
+        let KeptChain { dir, txs, mix } = KeptChain::of(txs)?;
+        Ok(Chain { dir, txs, bytes: mix.bytes, coins: mix.utxo_count })
     }
-}
-
-/// The folder for what takes long to make: `SATGRES_CACHE_DIR`, or `satgres` in the user's cache.
-fn cache_dir() -> anyhow::Result<PathBuf> {
-    let under = |name: &str, rest: &str| std::env::var_os(name).map(|dir| PathBuf::from(dir).join(rest));
-    under("SATGRES_CACHE_DIR", "")
-        .or_else(|| under("XDG_CACHE_HOME", "satgres"))
-        .or_else(|| under("HOME", ".cache/satgres"))
-        .context("neither SATGRES_CACHE_DIR nor HOME is set: where should generated chains be kept?")
 }
 
 /// A private server in a temporary folder.
@@ -86,6 +60,8 @@ pub struct Lab {
 impl Lab {
     /// Makes and starts the server, with the settings of a replay on this machine.
     pub async fn open() -> anyhow::Result<Lab> {
+        // As the service does.
+        heap::bound_leftovers();
         let dir = tempfile::Builder::new().prefix("satgres-bench").tempdir()?;
         let mut typed = LowArgs::default();
         for (key, value) in [("network", "regtest"), ("blocks_dir", "/nowhere")] {
@@ -175,7 +151,7 @@ impl Lab {
                 dir: self.coins_dir(),
                 cache_bytes_max: Some(self.plan.utxo_cache_bytes),
                 buckets: self.settings.replay.utxo_cache_buckets,
-                limits: UtxoLimits::default(),
+                limits: UtxoLimits::within(self.plan.coin_files_bytes),
             },
             room: RoomOptions { database_dir: None, is_checked: false },
         }

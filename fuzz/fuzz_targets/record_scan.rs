@@ -16,9 +16,8 @@ const RECORD_HEAD_BYTES: u64 = 8;
 fn dir() -> &'static PathBuf {
     static DIR: OnceLock<PathBuf> = OnceLock::new();
     DIR.get_or_init(|| {
-        let memory = std::path::Path::new("/dev/shm");
-        let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
-        tempfile::Builder::new().prefix("satgres-fuzz").tempdir_in(parent).expect("a folder").keep()
+        // scripts/fuzz has it in memory, and removes it.
+        tempfile::Builder::new().prefix("satgres-fuzz").tempdir().expect("a folder").keep()
     })
 }
 

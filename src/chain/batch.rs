@@ -142,6 +142,33 @@ pub struct Overwritten {
 }
 
 impl Batch {
+    /// Returns about how much memory the batch needs until its rows are sent, bytes: the blocks, what is known of them,
+    /// and their rows, which repeat the scripts. Blocks of many tiny outputs need twenty times their size.
+    pub fn needed_bytes(&self) -> u64 {
+        // A row's fixed-width columns with their lengths, as COPY sends them, of each table.
+        const ROW_BYTES: [usize; 4] = [320, 126, 112, 62];
+        let counts = [self.blocks.len(), self.txs.len(), self.inputs.len(), self.outputs.len()];
+        let rows: usize = counts.iter().zip(ROW_BYTES).map(|(count, bytes)| count * bytes).sum();
+        (2 * self.raw.len() + self.facts_bytes(counts) + rows) as u64
+    }
+
+    /// Returns whether the vectors have grown far beyond what such blocks usually need: then their memory is better
+    /// given back than kept for the next batch.
+    pub fn is_overgrown(&self) -> bool {
+        let capacities =
+            [self.blocks.capacity(), self.txs.capacity(), self.inputs.capacity(), self.outputs.capacity()];
+        self.facts_bytes(capacities) > 4 * self.raw.capacity()
+    }
+
+    fn facts_bytes(&self, counts: [usize; 4]) -> usize {
+        let [blocks, txs, inputs, outputs] = counts;
+        blocks * size_of::<Block>()
+            + txs * size_of::<Tx>()
+            + inputs * size_of::<Input>()
+            + outputs * size_of::<Output>()
+            + self.hashes.capacity() * size_of::<Hash32>()
+    }
+
     /// Empties the batch and keeps its memory.
     pub fn clear(&mut self) {
         self.raw.clear();
@@ -165,4 +192,27 @@ pub const BLOCK_TXS_MAX: u64 = 1 << 16;
 pub fn tx_num(height: u32, index: u32) -> i64 {
     debug_assert!(u64::from(index) < BLOCK_TXS_MAX);
     i64::from(height) << 16 | i64::from(index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_tiny_outputs_need_far_more_than_their_bytes() {
+        let output = Output {
+            outpoint: Default::default(),
+            value_sat: 0,
+            script_hash: [0; 16],
+            script: Span::default(),
+            is_unspendable: false,
+        };
+        let mut batch = Batch { raw: vec![0; 4_000_000], ..Batch::default() };
+        batch.outputs = vec![output; 4_000];
+        assert!((8_000_000..9_000_000).contains(&batch.needed_bytes()), "{}", batch.needed_bytes());
+        assert!(!batch.is_overgrown());
+        batch.outputs = vec![output; 400_000];
+        assert!((50_000_000..64_000_000).contains(&batch.needed_bytes()), "{}", batch.needed_bytes());
+        assert!(batch.is_overgrown());
+    }
 }

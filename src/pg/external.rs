@@ -8,6 +8,7 @@ use tokio_postgres::{Client, Row, error::SqlState};
 use tracing::warn;
 
 use super::{
+    reaction::{self, Trouble},
     target::{self, Target, conninfo::Params},
     tls,
 };
@@ -46,6 +47,8 @@ pub enum Error {
         target: String,
         /// What happened and what to do.
         reason: String,
+        /// Whether that may pass by itself.
+        trouble: Option<Trouble>,
     },
     /// The database is not there.
     #[error(
@@ -254,7 +257,7 @@ fn refused(target: &Target, error: &tokio_postgres::Error) -> Error {
         }
         _ => tls::explain(error).unwrap_or_else(|| said(error)),
     };
-    Error::Connect { target: target.to_string(), reason }
+    Error::Connect { target: target.to_string(), reason, trouble: reaction::trouble(error) }
 }
 
 /// The whole chain of causes: tokio-postgres tells the reason only there.

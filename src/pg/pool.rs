@@ -57,6 +57,9 @@ pub enum Error {
     Pool(#[from] deadpool_postgres::BuildError),
 }
 
+/// How long a connection that ended badly waits for word that it was meant to.
+const CUT_WAIT: Duration = Duration::from_millis(100);
+
 /// Makes a pool of at most `connections_max` connections; none is opened yet.
 ///
 /// # Errors
@@ -148,6 +151,10 @@ where
             Some(Ok(_)) => {}
             Some(Err(error)) => {
                 let cause = std::error::Error::source(&error).map(ToString::to_string);
+                // Whoever ends a run cuts its connections, then ends their backends: on a busy machine the backend's end
+                // may be seen first. Then nothing is lost, and this task ends while it waits.
+                drop(connection);
+                tokio::time::sleep(CUT_WAIT).await;
                 warn!(%error, cause, "a connection to PostgreSQL was lost");
                 return;
             }

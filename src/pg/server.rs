@@ -179,6 +179,15 @@ impl Server {
     }
 }
 
+/// The user's own database, with host and port; `None` where the private one is meant.
+///
+/// # Errors
+/// A connection string that cannot be used.
+pub fn external_database(settings: &Settings) -> Result<Option<String>, external::Error> {
+    let Some(url) = &settings.database_url else { return Ok(None) };
+    Ok(Some(Target::external(url.params())?.to_string()))
+}
+
 /// What this machine gives, and whether the server shares it.
 ///
 /// # Errors

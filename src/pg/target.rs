@@ -39,6 +39,11 @@ const SESSION: &str = "select set_config(s.name, w.value, false) \
     where s.context = 'user' and s.setting <> w.value \
       and (s.name <> 'synchronous_commit' or s.setting = 'off')";
 
+/// What a session gets that only looks: one transaction that can change nothing, whatever the role's defaults are, whose
+/// settings end with it, also where a pooler gives the same session to others. Bounds are milliseconds.
+const LOOK: &str = "begin isolation level read committed read only; set local statement_timeout = 1500; \
+    set local lock_timeout = 500; set local idle_in_transaction_session_timeout = 10000; set local jit = off";
+
 /// Why a connection string cannot be used: the user must act.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -68,7 +73,8 @@ pub struct Target {
     /// Modes to try, each after the one before was refused.
     attempts: Vec<Wanted>,
     tls: Option<MakeRustlsConnect>,
-    is_external: bool,
+    /// What each session begins with.
+    session: Option<&'static str>,
 }
 
 impl fmt::Debug for Target {
@@ -99,7 +105,7 @@ impl fmt::Display for Target {
 impl From<Config> for Target {
     /// The private server: a Unix socket, and settings that are ours.
     fn from(config: Config) -> Target {
-        Target { config, attempts: vec![Wanted::Disable], tls: None, is_external: false }
+        Target { config, attempts: vec![Wanted::Disable], tls: None, session: None }
     }
 }
 
@@ -138,13 +144,20 @@ impl Target {
         if tls.is_none() {
             config.ssl_negotiation(SslNegotiation::Postgres);
         }
-        Ok(Target { config, attempts, tls, is_external: true })
+        Ok(Target { config, attempts, tls, session: Some(SESSION) })
     }
 
     /// Gives its connections a name, by which `pg_stat_activity` shows them.
     #[must_use]
     pub fn named(mut self, name: &str) -> Target {
         self.config.application_name(name);
+        self
+    }
+
+    /// Makes each connection a short look at the user's own server: one read-only transaction, bounded in time.
+    #[must_use]
+    pub fn looking(mut self) -> Target {
+        self.session = self.session.map(|_| LOOK);
         self
     }
 
@@ -161,8 +174,8 @@ impl Target {
                 Err(error) if is_refused_by_hba(&error) && attempts.peek().is_some() => {}
                 Err(error) => return Err(error),
                 Ok((client, task)) => {
-                    if self.is_external {
-                        client.batch_execute(SESSION).await?;
+                    if let Some(session) = self.session {
+                        client.batch_execute(session).await?;
                     }
                     return Ok((client, task));
                 }

@@ -5,15 +5,12 @@
 
 use super::{
     Entry, Kind, Overrides, Phase, Value,
-    shares::{
-        CACHE_ENTRY_BYTES, CONNECTIONS_MAX, HASH_MEM_MULTIPLIER, Shares, TXNUM_CACHE_BUCKET_SIZE,
-        TXNUM_CACHE_BUCKETS,
-    },
+    shares::{CACHE_ENTRY_BYTES, CONNECTIONS_MAX, HASH_MEM_MULTIPLIER, Shares},
     utxo_cache,
 };
 use crate::{
     pg::conf::Otherwise,
-    resources::{DiskKind, Found, Resources, about},
+    resources::{DiskKind, Resources, about},
 };
 
 const KIB: u64 = 1 << 10;
@@ -103,13 +100,11 @@ fn caches(entries: &mut Entries<'_>, phase: Phase, overrides: &Overrides, shares
     };
     entries.add(Kind::Cache, "utxo_cache_bytes", Value::Bytes(shares.utxo_cache), origin, why);
 
-    let asked = |found: &Option<Found<u64>>, default| found.as_ref().map_or(default, |found| found.value);
     let sources = [&overrides.txnum_cache_buckets, &overrides.txnum_cache_bucket_size];
     let sources: Vec<&str> = sources.into_iter().flatten().map(|found| found.source.as_str()).collect();
     let (origin, why) = if phase == Phase::Live {
         let origin = if sources.is_empty() { "Chronik's defaults".to_owned() } else { sources.join(", ") };
-        let buckets = asked(&overrides.txnum_cache_buckets, TXNUM_CACHE_BUCKETS);
-        let bucket_size = asked(&overrides.txnum_cache_bucket_size, TXNUM_CACHE_BUCKET_SIZE);
+        let (buckets, bucket_size) = (shares.txnum_buckets, shares.txnum_bucket_size);
         (origin, format!("{buckets} buckets of {bucket_size} entries of {CACHE_ENTRY_BYTES} bytes"))
     } else {
         ("plan".to_owned(), "only live sync and look-ups need it".to_owned())

@@ -31,8 +31,8 @@ const REPLAY_BUFFERS_BYTES_MAX: u64 = 128 * MIB;
 const BATCH_BYTES: u64 = 20 * MIB;
 /// A pipeline never needs more, whatever the machine; with it `run` stays below 1 GiB on a small chain.
 const PIPELINE_BYTES_MAX: u64 = 512 * MIB;
-/// Sorts and buffers of the UTXO set once it has files: what `UtxoLimits` says, and 120 KiB for each of them.
-const COIN_FILES_BYTES_MAX: u64 = 56 * MIB;
+/// Sorts and buffers of the UTXO set once it has files.
+const COIN_FILES_BYTES_MAX: u64 = 256 * MIB;
 /// In LIVE one block after the other comes through.
 const LIVE_PIPELINE_BYTES_MAX: u64 = 64 * MIB;
 /// Private memory of the connections that load, build and control.
@@ -61,6 +61,8 @@ pub(super) struct Shares {
     pub(super) is_server_here: bool,
     pub(super) utxo_cache: u64,
     pub(super) txnum_cache: u64,
+    pub(super) txnum_buckets: u64,
+    pub(super) txnum_bucket_size: u64,
     pub(super) pipeline: u64,
     pub(super) coin_files: u64,
     pub(super) threads: usize,
@@ -94,7 +96,8 @@ impl Shares {
 
         let utxo_rule = utxo_cache::default_bytes(ram, phase).min(ram / 4);
         let utxo_cache = overrides.utxo_cache_bytes.as_ref().map_or(utxo_rule, |asked| asked.value);
-        let txnum_cache = txnum_cache(ram, phase, overrides);
+        let (txnum_buckets, txnum_bucket_size) = txnum_buckets(ram, phase, overrides);
+        let txnum_cache = txnum_buckets.saturating_mul(txnum_bucket_size).saturating_mul(CACHE_ENTRY_BYTES);
         let (pipeline, threads) = pipeline(ram, cpus, phase, overrides);
         let coin_files = if phase == Phase::Replay { (ram / 16).min(COIN_FILES_BYTES_MAX) } else { 0 };
         let service = (ram / 8).min(SERVICE_BYTES_MAX);
@@ -110,6 +113,8 @@ impl Shares {
             is_server_here,
             utxo_cache,
             txnum_cache,
+            txnum_buckets,
+            txnum_bucket_size,
             pipeline,
             coin_files,
             threads,
@@ -207,21 +212,21 @@ pub(super) fn sum(bytes: impl IntoIterator<Item = u64>) -> u64 {
     bytes.into_iter().fold(0, u64::saturating_add)
 }
 
-fn txnum_cache(ram: u64, phase: Phase, overrides: &Overrides) -> u64 {
+/// Buckets of the TxNumCache and entries in each; on a small machine as many as a 32nd of the memory holds.
+fn txnum_buckets(ram: u64, phase: Phase, overrides: &Overrides) -> (u64, u64) {
     // A replay finds every prevout in the UTXO cache.
     if phase != Phase::Live {
-        return 0;
+        return (0, 0);
     }
     let asked = |found: &Option<crate::resources::Found<u64>>, default| {
         found.as_ref().map_or(default, |found| found.value)
     };
     let buckets = asked(&overrides.txnum_cache_buckets, TXNUM_CACHE_BUCKETS);
     let bucket_size = asked(&overrides.txnum_cache_bucket_size, TXNUM_CACHE_BUCKET_SIZE);
-    let bytes = buckets.saturating_mul(bucket_size).saturating_mul(CACHE_ENTRY_BYTES);
     if overrides.txnum_cache_buckets.is_some() || overrides.txnum_cache_bucket_size.is_some() {
-        bytes
+        (buckets, bucket_size)
     } else {
-        bytes.min(ram / 32)
+        (buckets, bucket_size.min(ram / 32 / CACHE_ENTRY_BYTES / buckets))
     }
 }
 

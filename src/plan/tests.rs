@@ -44,7 +44,7 @@ fn single_board_computers() {
         "1 GiB, 4 cores, SD card",
         &machine(1024, 4, DiskKind::Ssd),
         [
-            "utxo 100 pipeline 128 threads 4 builds 2 | 128MB 32MB 8MB 332MB",
+            "utxo 100 pipeline 128 threads 4 builds 2 | 128MB 32MB 8MB 324MB",
             "utxo 100 pipeline 0 threads 1 builds 4 | 128MB 32MB 8MB 452MB",
             "utxo 100 pipeline 64 threads 3 builds 1 | 164MB 41MB 4MB 493MB",
         ],
@@ -53,7 +53,7 @@ fn single_board_computers() {
         "4 GiB, 4 cores, rotating disk",
         &machine(4096, 4, DiskKind::Hdd),
         [
-            "utxo 512 pipeline 240 threads 4 builds 2 | 128MB 64MB 32MB 2408MB",
+            "utxo 512 pipeline 240 threads 4 builds 2 | 128MB 64MB 32MB 2208MB",
             "utxo 512 pipeline 0 threads 1 builds 4 | 128MB 64MB 32MB 2576MB",
             "utxo 512 pipeline 64 threads 3 builds 1 | 781MB 195MB 4MB 2344MB",
         ],
@@ -66,7 +66,7 @@ fn desktops() {
         "2 GiB, 1 core",
         &machine(2048, 1, DiskKind::Ssd),
         [
-            "utxo 100 pipeline 120 threads 1 builds 1 | 128MB 64MB 16MB 1212MB",
+            "utxo 100 pipeline 120 threads 1 builds 1 | 128MB 64MB 16MB 1140MB",
             "utxo 100 pipeline 0 threads 1 builds 1 | 128MB 64MB 16MB 1388MB",
             "utxo 100 pipeline 64 threads 1 builds 1 | 404MB 101MB 4MB 1213MB",
         ],
@@ -75,7 +75,7 @@ fn desktops() {
         "8 GiB, 4 cores",
         &machine(8192, 4, DiskKind::Ssd),
         [
-            "utxo 1536 pipeline 240 threads 4 builds 2 | 128MB 64MB 64MB 4968MB",
+            "utxo 1536 pipeline 240 threads 4 builds 2 | 128MB 64MB 64MB 4768MB",
             "utxo 1536 pipeline 0 threads 1 builds 4 | 128MB 64MB 64MB 5136MB",
             "utxo 1536 pipeline 64 threads 3 builds 1 | 1485MB 371MB 6528kB 4456MB",
         ],
@@ -84,7 +84,7 @@ fn desktops() {
         "16 GiB, 8 cores",
         &machine(16_384, 8, DiskKind::Nvme),
         [
-            "utxo 3584 pipeline 400 threads 8 builds 4 | 128MB 64MB 64MB 10824MB",
+            "utxo 3584 pipeline 400 threads 8 builds 4 | 128MB 64MB 64MB 10624MB",
             "utxo 2048 pipeline 0 threads 1 builds 8 | 128MB 64MB 64MB 12560MB",
             "utxo 2048 pipeline 64 threads 3 builds 1 | 3405MB 851MB 14MB 10216MB",
         ],
@@ -97,7 +97,7 @@ fn servers() {
         "64 GiB, 32 cores",
         &machine(65_536, 32, DiskKind::Ssd),
         [
-            "utxo 8192 pipeline 512 threads 25 builds 16 | 128MB 64MB 64MB 54456MB",
+            "utxo 8192 pipeline 512 threads 25 builds 16 | 128MB 64MB 64MB 54256MB",
             "utxo 2048 pipeline 0 threads 1 builds 32 | 128MB 64MB 64MB 60144MB",
             "utxo 2048 pipeline 64 threads 3 builds 1 | 15693MB 3923MB 53MB 47080MB",
         ],
@@ -106,7 +106,7 @@ fn servers() {
         "256 GiB, 64 cores",
         &machine(262_144, 64, DiskKind::Nvme),
         [
-            "utxo 8192 pipeline 512 threads 25 builds 32 | 128MB 64MB 64MB 250040MB",
+            "utxo 8192 pipeline 512 threads 25 builds 32 | 128MB 64MB 64MB 249840MB",
             "utxo 2048 pipeline 0 threads 1 builds 32 | 128MB 64MB 64MB 256752MB",
             "utxo 2048 pipeline 64 threads 3 builds 1 | 64845MB 8GB 177MB 194536MB",
         ],
@@ -129,7 +129,7 @@ fn containers_on_a_host_of_128_gib_and_32_cores() {
         "1 GiB",
         &container(1024),
         [
-            "utxo 100 pipeline 128 threads 6 builds 4 | 128MB 16MB 8MB 316MB",
+            "utxo 100 pipeline 128 threads 6 builds 4 | 128MB 16MB 8MB 308MB",
             "utxo 100 pipeline 0 threads 1 builds 8 | 128MB 16MB 8MB 436MB",
             "utxo 100 pipeline 64 threads 3 builds 1 | 164MB 41MB 1280kB 493MB",
         ],
@@ -138,7 +138,7 @@ fn containers_on_a_host_of_128_gib_and_32_cores() {
         "2 GiB",
         &container(2048),
         [
-            "utxo 100 pipeline 256 threads 12 builds 8 | 128MB 16MB 16MB 980MB",
+            "utxo 100 pipeline 256 threads 12 builds 8 | 128MB 16MB 16MB 908MB",
             "utxo 100 pipeline 0 threads 1 builds 16 | 128MB 16MB 16MB 1164MB",
             "utxo 100 pipeline 64 threads 3 builds 1 | 404MB 101MB 3200kB 1213MB",
         ],
@@ -147,7 +147,7 @@ fn containers_on_a_host_of_128_gib_and_32_cores() {
         "8 GiB",
         &container(8192),
         [
-            "utxo 1536 pipeline 512 threads 25 builds 16 | 128MB 32MB 64MB 4280MB",
+            "utxo 1536 pipeline 512 threads 25 builds 16 | 128MB 32MB 64MB 4080MB",
             "utxo 1536 pipeline 0 threads 1 builds 32 | 128MB 32MB 64MB 4336MB",
             "utxo 1536 pipeline 64 threads 3 builds 1 | 1485MB 371MB 5184kB 4456MB",
         ],
@@ -281,6 +281,54 @@ fn what_was_asked_for_wins_and_is_named() {
     let none = Overrides { utxo_cache_bytes: Some(Found::new(0, "--utxo-cache")), ..Overrides::default() };
     let plan = Plan::new(&machine(2048, 2, DiskKind::Ssd), Phase::Replay, &none);
     assert_eq!((plan.utxo_cache_bytes, plan.warnings.len()), (0, 0));
+}
+
+/// The cache of recent transactions has the size that the plan gives it, also where that is less than the default.
+#[test]
+fn the_txnum_cache_of_live_is_as_large_as_its_share() {
+    for (ram_mib, buckets, bucket_size, bytes) in
+        [(64, 10, 5_242, 2_096_800), (256, 10, 20_971, 8_388_400), (16_384, 10, 25_000, 10_000_000)]
+    {
+        let plan = Plan::new(&machine(ram_mib, 2, DiskKind::Ssd), Phase::Live, &Overrides::default());
+        assert_eq!((plan.txnum_cache_buckets, plan.txnum_cache_bucket_size), (buckets, bucket_size));
+        assert_eq!(plan.txnum_cache_bytes, bytes);
+        let key = crate::prevouts::FingerprintKey::random().unwrap();
+        let mut cache = crate::prevouts::TxNumCache::new(buckets, bucket_size, key);
+        for n in 0..buckets * bucket_size {
+            cache.insert(&crate::chain::hash::sha256d(&n.to_le_bytes()), n as i64);
+        }
+        assert_eq!(cache.len(), buckets * bucket_size);
+        assert!(cache.allocated_bytes() <= bytes && cache.allocated_bytes() > bytes / 10 * 8);
+    }
+    let replay = Plan::new(&machine(16_384, 2, DiskKind::Ssd), Phase::Replay, &Overrides::default());
+    assert_eq!((replay.txnum_cache_buckets, replay.txnum_cache_bytes), (0, 0));
+}
+
+/// The buffers of the coin files keep to their share on machines of every size.
+#[test]
+fn coin_files_have_a_share_in_a_replay_alone() {
+    for (ram_mib, bytes_mib) in [(512, 32), (1024, 64), (4096, 256), (262_144, 256)] {
+        let plan = Plan::new(&machine(ram_mib, 2, DiskKind::Ssd), Phase::Replay, &Overrides::default());
+        assert_eq!(plan.coin_files_bytes, bytes_mib * MIB);
+        let limits = crate::prevouts::UtxoLimits::within(plan.coin_files_bytes);
+        assert!(limits.buffer_bytes_max() <= plan.coin_files_bytes);
+        let live = Plan::new(&machine(ram_mib, 2, DiskKind::Ssd), Phase::Live, &Overrides::default());
+        assert_eq!(live.coin_files_bytes, 0);
+    }
+}
+
+/// A catch-up loads while the server has its settings for LIVE: that must fit too.
+#[test]
+fn a_catch_up_on_a_live_server_fits() {
+    for ram_mib in [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 65_536, 262_144] {
+        for cpus in [1, 2, 8, 64] {
+            let [replay, restore, live] = Phase::ALL
+                .map(|phase| Plan::new(&machine(ram_mib, cpus, DiskKind::Ssd), phase, &Overrides::default()));
+            let builds = restore.builds as u64 * restore.maintenance_work_mem_bytes;
+            let all = replay.service_bytes() + live.server_bytes() + builds;
+            assert!(all <= ram_mib * MIB, "{ram_mib} MiB, {cpus} cores: {} MiB", all / MIB);
+        }
+    }
 }
 
 #[test]

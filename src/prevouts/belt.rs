@@ -7,19 +7,20 @@
 use super::entry::Words;
 use super::table::{Full, Table};
 
+/// How many entries are looked at to find the age of a bucket: enough to know its size within about 2 %.
+const SAMPLES: usize = 32 << 10;
+
 /// A table within a budget whose oldest entries make room for new ones.
 #[derive(Debug)]
 pub(super) struct Belt<const N: usize> {
     pub(super) table: Table<N>,
     buckets: u64,
-    /// How many entries are looked at to find the age of a bucket.
-    samples: usize,
 }
 
 impl<const N: usize> Belt<N> {
     /// Makes an empty belt of `buckets` buckets that together take at most `bytes_max` bytes, or what they need.
-    pub(super) fn new(bytes_max: Option<u64>, buckets: u64, samples: usize) -> Self {
-        Belt { table: Table::new(bytes_max), buckets: buckets.max(1), samples }
+    pub(super) fn new(bytes_max: Option<u64>, buckets: u64) -> Self {
+        Belt { table: Table::new(bytes_max), buckets: buckets.max(1) }
     }
 
     /// Returns about how many entries a bucket holds when the belt is full of what it has now.
@@ -45,9 +46,21 @@ impl<const N: usize> Belt<N> {
         &mut self,
         each: impl FnMut(&mut Vec<Words<N>>) -> Result<(), E>,
     ) -> Result<u64, E> {
-        let Some(age) = self.table.oldest_part(self.buckets, self.samples) else { return Ok(0) };
+        let Some(age) = self.table.oldest_part(self.buckets, SAMPLES) else { return Ok(0) };
+        self.drop_older(age + 1, each)
+    }
+
+    /// Removes the entries made before `tx_num_end` and hands them out, sorted, part by part; returns how many they were.
+    ///
+    /// # Errors
+    /// As [`Belt::drop_oldest_bucket`].
+    pub(super) fn drop_older<E>(
+        &mut self,
+        tx_num_end: i64,
+        each: impl FnMut(&mut Vec<Words<N>>) -> Result<(), E>,
+    ) -> Result<u64, E> {
         let before = self.table.coin_count();
-        self.table.remove_older(age + 1, each)?;
+        self.table.remove_older(tx_num_end, each)?;
         Ok(before - self.table.coin_count())
     }
 }

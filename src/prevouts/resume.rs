@@ -161,8 +161,7 @@ fn load_cache(set: &mut UtxoSet, cache: &Run) -> Result<(), CoinFileError> {
         if set.belt.table.fill_sorted(|| entries.next())?.is_ok() {
             return Ok(());
         }
-        set.belt =
-            super::belt::Belt::new(set.options.cache_bytes_max, set.options.buckets, super::set::AGE_SAMPLES);
+        set.belt = super::belt::Belt::new(set.options.cache_bytes_max, set.options.buckets);
     }
     check(set, cache)?;
     set.runs.adopt(*cache);

@@ -21,10 +21,14 @@ use super::waiting::{Settled, Waiting, WaitingBlock, WaitingTx};
 use super::{Coin, Fingerprint, FingerprintKey};
 use crate::chain::batch::{Input, Overwritten};
 
-/// How many coins are looked at to find the age of a bucket: enough to know its size within about 2 %.
-pub(super) const AGE_SAMPLES: usize = 32 << 10;
-/// Sorted chunks of waiting spends at most: each is read through a buffer of its own.
-const CHUNKS_MAX: usize = 64;
+/// Most files of one kind that are merged at once: each is read through a buffer of its own.
+const FILES_MAX: u64 = 64;
+/// With fewer, runs are joined again and again.
+const FILES_MIN: u64 = 4;
+/// Files beside those that are merged: the one written, the facts, the rows.
+const FILES_BESIDE: u64 = 3;
+/// What buffers get unless the plan says otherwise.
+const BUFFER_BYTES: u64 = 64 << 20;
 
 /// What a set is made with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,22 +53,37 @@ pub struct UtxoLimits {
     /// Waiting spends and rows on disk that are settled together, bytes, or as many bytes as the runs have: so that
     /// the passes over the runs never cost more than the waiting itself.
     pub waiting_bytes: u64,
-    /// Coin runs.
+    /// Coin runs, and sorted chunks of waiting spends.
     pub runs: usize,
 }
 
 impl Default for UtxoLimits {
     fn default() -> Self {
-        UtxoLimits { pending_bytes: 8 << 20, sort_bytes: 16 << 20, waiting_bytes: 256 << 20, runs: 64 }
+        UtxoLimits::within(BUFFER_BYTES)
     }
 }
 
 impl UtxoLimits {
+    /// Divides `bytes` of memory: up to a quarter to the buffers of files, of the rest a third to coins on their way to
+    /// a run and two thirds to sorts. From 2 MiB on the buffers keep to it.
+    pub fn within(bytes: u64) -> Self {
+        let block = PAYLOAD_BYTES as u64;
+        let files = (bytes / 4 / block).saturating_sub(FILES_BESIDE) / 2;
+        let files = files.clamp(FILES_MIN, FILES_MAX);
+        let rest = bytes.saturating_sub((2 * files + FILES_BESIDE) * block);
+        UtxoLimits {
+            pending_bytes: rest / 6,
+            sort_bytes: rest / 3,
+            waiting_bytes: bytes.saturating_mul(4),
+            runs: files as usize,
+        }
+    }
+
     /// Returns the most memory that all buffers take together, bytes; none is taken while everything is in the cache.
     pub fn buffer_bytes_max(&self) -> u64 {
-        let block = PAYLOAD_BYTES as u64;
-        // Chunks of coins are fewer than twice as many as those of spends: a record is 40 bytes instead of 24.
-        let readers = (self.runs + 3 * CHUNKS_MAX + 2) as u64 * block;
+        // First runs and chunks of spends are merged, then chunks of coins: fewer than twice as many, since a record has
+        // 40 bytes instead of 24. The buffered coins stand twice in a merge, and there are two sorts.
+        let readers = (2 * self.runs as u64 + FILES_BESIDE) * PAYLOAD_BYTES as u64;
         2 * self.pending_bytes + 2 * self.sort_bytes + readers
     }
 }
@@ -166,7 +185,7 @@ impl UtxoSet {
     pub fn new(options: UtxoOptions, key: FingerprintKey) -> Self {
         let seed = checksum(0, &key.to_bytes());
         UtxoSet {
-            belt: Belt::new(options.cache_bytes_max, options.buckets, AGE_SAMPLES),
+            belt: Belt::new(options.cache_bytes_max, options.buckets),
             runs: Runs::new(&options.dir, seed, options.limits.pending_bytes, options.limits.runs),
             key,
             options,
@@ -209,7 +228,7 @@ impl UtxoSet {
     pub fn is_settlement_due(&self, spilled_bytes: u64) -> bool {
         let bytes_max = self.options.limits.waiting_bytes.max(self.runs.file_bytes());
         self.waiting.as_ref().is_some_and(|waiting| {
-            waiting.bytes() + spilled_bytes >= bytes_max || waiting.chunk_count() >= CHUNKS_MAX
+            waiting.bytes() + spilled_bytes >= bytes_max || waiting.chunk_count() >= self.options.limits.runs
         })
     }
 

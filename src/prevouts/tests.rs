@@ -517,3 +517,15 @@ fn a_run_that_is_damaged_meanwhile_is_noticed_when_it_is_merged() {
         assert_eq!(std::fs::read_dir(&options.dir).unwrap().count(), 0);
     }
 }
+
+#[test]
+fn buffers_keep_to_what_the_plan_gives_them() {
+    for bytes in [2_u64 << 20, 4 << 20, 32 << 20, 64 << 20, 256 << 20] {
+        let limits = UtxoLimits::within(bytes);
+        let most = limits.buffer_bytes_max();
+        assert!(most <= bytes && most > bytes - 16, "{bytes}: {limits:?} takes {most}");
+    }
+    let limits = UtxoLimits::default();
+    assert_eq!((limits.pending_bytes >> 20, limits.sort_bytes >> 20, limits.runs), (8, 16, 64));
+    assert_eq!(UtxoLimits::within(0).pending_bytes, 0);
+}

@@ -4,6 +4,9 @@
 //! fixed number of transactions, as in Chronik's cache of that name: when all are full, the oldest bucket falls off.
 //! What is not here must be looked up in the database; the cache never says that something does not exist.
 
+use std::collections::VecDeque;
+use std::convert::Infallible;
+
 use super::FingerprintKey;
 use super::belt::Belt;
 use super::entry::{Words, pack_head, tx_num};
@@ -17,7 +20,12 @@ const TXNUM_BYTES: u64 = 40;
 pub struct TxNumCache {
     belt: Belt<4>,
     key: FingerprintKey,
-    entries_max: u64,
+    /// The first transaction of each bucket, the oldest first.
+    buckets: VecDeque<i64>,
+    /// Transactions in the newest bucket.
+    newest: u64,
+    buckets_max: u64,
+    bucket_size: u64,
     hits: u64,
     misses: u64,
 }
@@ -26,28 +34,45 @@ impl TxNumCache {
     /// Makes an empty cache of `buckets` buckets of `bucket_size` transactions, which takes at most 40 bytes for each;
     /// 0 of either is a cache that holds nothing. `key` hides from others which transactions share a place.
     pub fn new(buckets: u64, bucket_size: u64, key: FingerprintKey) -> Self {
-        let entries_max = buckets.saturating_mul(bucket_size);
-        let bytes_max = entries_max.saturating_mul(TXNUM_BYTES);
-        // All ages are looked at: buckets have exactly their size.
-        let belt = Belt::new(Some(bytes_max), buckets, usize::MAX);
-        let entries_max = entries_max.min(belt.table.coins_max());
-        TxNumCache { belt, key, entries_max, hits: 0, misses: 0 }
+        let bytes_max = buckets.saturating_mul(bucket_size).saturating_mul(TXNUM_BYTES);
+        TxNumCache {
+            belt: Belt::new(Some(bytes_max), buckets),
+            key,
+            buckets: VecDeque::new(),
+            newest: 0,
+            buckets_max: buckets,
+            bucket_size,
+            hits: 0,
+            misses: 0,
+        }
     }
 
     /// Adds a transaction; of two with the same id (BIP30 twins) the later one stays.
     ///
     /// `tx_num` must grow from call to call: it is the age.
     pub fn insert(&mut self, txid: &Hash32, tx_num: i64) {
-        if self.entries_max == 0 {
+        if self.buckets_max == 0 || self.bucket_size == 0 {
             return;
         }
-        let entry = self.entry(txid, tx_num);
-        while self.belt.table.coin_count() >= self.entries_max || self.belt.insert(&entry).is_err() {
-            let dropped = self.belt.drop_oldest_bucket(|_| Ok::<_, std::convert::Infallible>(()));
-            if matches!(dropped, Ok(0)) {
-                return;
+        if self.buckets.is_empty() || self.newest == self.bucket_size {
+            if self.buckets.len() as u64 == self.buckets_max {
+                self.drop_oldest_bucket();
             }
+            self.buckets.push_back(tx_num);
+            self.newest = 0;
         }
+        self.newest += 1;
+        let entry = self.entry(txid, tx_num);
+        // The budget has room for all buckets, but for some very small ones.
+        while self.belt.insert(&entry).is_err() && self.buckets.len() > 1 {
+            self.drop_oldest_bucket();
+        }
+    }
+
+    fn drop_oldest_bucket(&mut self) {
+        self.buckets.pop_front();
+        let end = self.buckets.front().copied().unwrap_or(i64::MAX);
+        let Ok(_) = self.belt.drop_older(end, |_| Ok::<_, Infallible>(()));
     }
 
     /// Returns the number of a transaction, if it is still here.

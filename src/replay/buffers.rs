@@ -12,13 +12,15 @@ use super::gate::Permit;
 pub struct BufferPool {
     give: Sender<Vec<u8>>,
     take: Receiver<Vec<u8>>,
+    /// Larger ones are not kept.
+    capacity_max: usize,
 }
 
 impl BufferPool {
-    /// Makes a pool that keeps at most `count_max` buffers.
-    pub fn new(count_max: usize) -> Self {
+    /// Makes a pool that keeps at most `count_max` buffers of at most `capacity_max` bytes each.
+    pub fn new(count_max: usize, capacity_max: usize) -> Self {
         let (give, take) = crossbeam_channel::bounded(count_max);
-        BufferPool { give, take }
+        BufferPool { give, take, capacity_max }
     }
 
     /// Returns an empty buffer, with the capacity that its last use left.
@@ -49,7 +51,9 @@ impl Drop for Lent {
     fn drop(&mut self) {
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.clear();
-        // A full pool has enough: this buffer's memory is given back.
-        let _ = self.pool.give.try_send(buffer);
+        // A full pool has enough: this buffer's memory is given back. So is that of one which unusual blocks made large.
+        if buffer.capacity() <= self.pool.capacity_max {
+            let _ = self.pool.give.try_send(buffer);
+        }
     }
 }

@@ -59,6 +59,18 @@ impl Gate {
     }
 }
 
+impl Permit {
+    /// Pays for `bytes` in all, if that is more than was paid: what a batch needs is known only once it is parsed. It
+    /// never waits; whoever comes next waits the longer.
+    pub fn raise(&mut self, bytes: u64) {
+        let more = bytes.saturating_sub(self.bytes);
+        self.bytes += more;
+        let mut state = self.gate.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.bytes += more;
+        state.bytes_peak = state.bytes_peak.max(state.bytes);
+    }
+}
+
 impl Drop for Permit {
     fn drop(&mut self) {
         self.gate.state.lock().unwrap_or_else(PoisonError::into_inner).bytes -= self.bytes;
@@ -84,6 +96,23 @@ mod tests {
         drop(second);
         waiting.join().unwrap();
         assert_eq!(gate.bytes_peak(), 1_000);
+    }
+
+    #[test]
+    fn who_needs_more_than_was_paid_keeps_the_next_one_out() {
+        let gate = Gate::new(100);
+        let mut first = gate.enter(40).unwrap();
+        first.raise(30);
+        first.raise(90);
+        let waiting = {
+            let gate = Arc::clone(&gate);
+            std::thread::spawn(move || drop(gate.enter(40).unwrap()))
+        };
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!waiting.is_finished());
+        drop(first);
+        waiting.join().unwrap();
+        assert_eq!(gate.bytes_peak(), 90);
     }
 
     #[test]

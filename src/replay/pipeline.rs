@@ -29,8 +29,8 @@ use crate::rows::{Encoded, Store, encode_batch};
 /// Memory that a batch needs for each byte of its blocks: the bytes, the facts parsed from them, the encoded rows.
 const BYTES_PER_BLOCK_BYTE: u64 = 5;
 
-/// Most bytes of completed late rows on their way to the server.
-const LATE_BYTES: u64 = 16 << 20;
+/// Most bytes of completed late rows on their way to the server, of those in flight.
+const LATE_BYTES_MAX: u64 = 16 << 20;
 
 /// What the pipeline is run with.
 #[derive(Clone, Debug)]
@@ -176,8 +176,9 @@ impl Pipeline {
     ) -> Self {
         let threads = options.threads.max(1);
         let encoders = threads.div_ceil(2);
-        let gate = Gate::new(options.pipeline_bytes);
-        let late_gate = Gate::new(LATE_BYTES);
+        let late_bytes = (options.pipeline_bytes / 8).min(LATE_BYTES_MAX);
+        let gate = Gate::new(options.pipeline_bytes - late_bytes);
+        let late_gate = Gate::new(late_bytes);
         let confirmed = Arc::new(Confirmed::default());
         let stop = Arc::new(AtomicBool::new(false));
         let closing = Arc::new(AtomicBool::new(false));
@@ -207,7 +208,8 @@ impl Pipeline {
             handles.push(spawn(format!("parse-{index}"), move || parser.run()));
         }
         drop(parsed_sender);
-        let pools: [BufferPool; 4] = std::array::from_fn(|_| BufferPool::new(encoders * 4));
+        let buffer_bytes_max = options.batch_bytes.max(1 << 20).saturating_mul(4) as usize;
+        let pools: [BufferPool; 4] = std::array::from_fn(|_| BufferPool::new(encoders * 4, buffer_bytes_max));
         let resolver = Resolver {
             late: LateRows::new(&set, options.store),
             set,
@@ -359,11 +361,14 @@ struct Parser {
 impl Parser {
     fn run(mut self) {
         while !self.stop.load(Ordering::Relaxed) {
-            let Some((plan, permit)) = self.next_batch() else { break };
+            let Some((plan, mut permit)) = self.next_batch() else { break };
             let mut batch = self.spare.try_recv().unwrap_or_default();
             batch.clear();
             let parsed = match self.reader.read(&plan.heights, &mut batch) {
-                Ok(()) => Ok(InFlight { plan, batch, order: 0, permit }),
+                Ok(()) => {
+                    permit.raise(batch.needed_bytes());
+                    Ok(InFlight { plan, batch, order: 0, permit })
+                }
                 Err(error) => Err((plan.seq, error)),
             };
             if self.parsed.send(parsed).is_err() {
@@ -410,8 +415,11 @@ fn encode(
                 .map(|buffer| pool.next().expect("four pools").lend(buffer, Arc::clone(&permit))),
             plan,
         };
-        // A full return channel has enough: this batch's memory is given back.
-        let _ = spare.try_send(batch);
+        // A full return channel has enough: this batch's memory is given back. So is that of one which unusual blocks
+        // made large, or all batches would be as large in the end.
+        if !batch.is_overgrown() {
+            let _ = spare.try_send(batch);
+        }
         let item = Numbered { order, item: Item::Batch(done) };
         if encoded.blocking_send(item).is_err() {
             break;

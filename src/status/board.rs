@@ -13,16 +13,14 @@ use std::{
 
 use tracing::warn;
 
-use super::{
-    process::Identity,
-    state::{Ended, FORMAT, FilesTip, PlanFigures, State, Step, now},
-};
+use super::state::{Ended, FORMAT, FilesTip, PlanFigures, State, Step, now};
 use crate::{
     chain::hash::reversed_hex,
     error::Error,
     network::Network,
     pg::segments::SegmentRow,
     plan::Plan,
+    process::Identity,
     replay::{progress::Progress, reader::Chain, schedule::Segment},
 };
 
@@ -50,8 +48,9 @@ struct Shared {
 }
 
 impl Board {
-    /// Begins to tell: from here on the file says what this process does. Whoever calls it holds the service's lock.
-    pub fn publish(&self, data_dir: &Path, network: Network, plans: &[&Plan]) {
+    /// Begins to tell: from here on the file says what this process does, with which database of the user's own, if it is
+    /// one. Whoever calls it holds the service's lock.
+    pub fn publish(&self, data_dir: &Path, network: Network, database: Option<String>, plans: &[&Plan]) {
         let at = now();
         let state = State {
             format: FORMAT,
@@ -64,6 +63,7 @@ impl Board {
             step: Step::Scan.words().to_owned(),
             step_started_at: at,
             ended: None,
+            database,
             server_pid: None,
             files_tip: None,
             is_confirmed_by_node: false,
@@ -252,7 +252,7 @@ mod tests {
         let board = Board::default();
         board.step(Step::Load);
         assert!(State::read(temp.path()).unwrap().is_none(), "nobody asked for a file yet");
-        board.publish(temp.path(), Network::Regtest, &[]);
+        board.publish(temp.path(), Network::Regtest, None, &[]);
         let read = || State::read(temp.path()).unwrap().unwrap();
         assert_eq!((read().phase.as_str(), read().process), ("START", Identity::own()));
         board.attached(7);
@@ -272,13 +272,13 @@ mod tests {
     fn a_file_that_cannot_be_written_stops_nobody_and_leaves_nothing_half_written() {
         let temp = tempfile::tempdir().unwrap();
         let board = Board::default();
-        board.publish(&temp.path().join("none"), Network::Regtest, &[]);
+        board.publish(&temp.path().join("none"), Network::Regtest, None, &[]);
         board.step(Step::Live);
         board.ended(&Ok(()), true);
         // In the file's place stands what no file replaces.
         std::fs::create_dir(super::super::state::path(temp.path())).unwrap();
         let board = Board::default();
-        board.publish(temp.path(), Network::Regtest, &[]);
+        board.publish(temp.path(), Network::Regtest, None, &[]);
         board.ended(&Ok(()), true);
         let names: Vec<_> = temp.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, ["status.json"]);
@@ -288,7 +288,7 @@ mod tests {
     fn a_file_of_another_version_or_half_a_file_is_not_believed() {
         let temp = tempfile::tempdir().unwrap();
         let board = Board::default();
-        board.publish(temp.path(), Network::Regtest, &[]);
+        board.publish(temp.path(), Network::Regtest, None, &[]);
         board.ended(&Ok(()), true);
         let path = super::super::state::path(temp.path());
         let text = std::fs::read_to_string(&path).unwrap();

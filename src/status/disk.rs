@@ -1,6 +1,6 @@
 //! Bytes on disk: of PostgreSQL's directory, of the UTXO set's files, and what is free.
 //!
-//! In: the data directory and a deadline. Out: [`Disk`]. Files that vanish while it looks count as nothing; what takes too
+//! In: the data directory, whether PostgreSQL's own directory in it is meant, and a deadline. Out: [`Disk`]. Files that vanish while it looks count as nothing; what takes too
 //! long, or may not be looked into, is unknown.
 
 use std::{fs, os::unix::fs::MetadataExt as _, path::Path, time::Instant};
@@ -20,12 +20,13 @@ pub struct Disk {
 }
 
 /// Looks at the data directory; the database's own size is the server's to tell.
-pub(super) fn measure(data_dir: &Path, deadline: Instant) -> Disk {
+pub(super) fn measure(data_dir: &Path, is_private: bool, deadline: Instant) -> Disk {
     Disk {
         database_bytes: None,
         free_bytes: free_bytes(data_dir),
         coins_bytes: used_bytes(&data_dir.join("coins"), deadline),
-        cluster_bytes: used_bytes(&data_dir.join("pg"), deadline),
+        // Beside a database elsewhere an older cluster may lie here: it is not the one that is told of.
+        cluster_bytes: is_private.then(|| used_bytes(&data_dir.join("pg"), deadline)).flatten(),
     }
 }
 
@@ -72,6 +73,8 @@ mod tests {
         let used = used_bytes(temp.path(), later).unwrap();
         assert!((2 << 20..3 << 20).contains(&used), "{used}");
         assert_eq!(used_bytes(temp.path(), Instant::now() - Duration::from_secs(1)), None);
-        assert!(measure(temp.path(), later).free_bytes.unwrap() > 0);
+        assert!(measure(temp.path(), true, later).free_bytes.unwrap() > 0);
+        assert_eq!(measure(temp.path(), true, later).cluster_bytes, Some(0));
+        assert_eq!(measure(temp.path(), false, later).cluster_bytes, None);
     }
 }

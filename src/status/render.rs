@@ -80,13 +80,16 @@ fn server(report: &Report) -> String {
     let server = &report.server;
     let version = server.version.as_ref().map_or_else(String::new, |version| format!(" {version}"));
     let pid = server.pid.map_or_else(String::new, |pid| format!(", process {pid}"));
+    let database =
+        server.database.as_ref().map_or_else(String::new, |database| format!(", database {database}"));
     let message = server
         .message
         .as_ref()
         .map_or_else(String::new, |message| format!(" ({})", message.replace('\n', " ")));
     match server.state {
         "absent" => "no PostgreSQL was made yet".to_owned(),
-        "down" => format!("PostgreSQL{version} is down"),
+        "down" => format!("PostgreSQL{version} is down{database}{message}"),
+        "unreachable" => format!("PostgreSQL cannot be reached{database}{message}"),
         "unknown" => "unknown: no permission to look".to_owned(),
         "up" | "standby" => {
             let began = server.started_timestamp_seconds;
@@ -94,12 +97,12 @@ fn server(report: &Report) -> String {
                 format!(", for {}", duration(report.at_timestamp_seconds - began))
             });
             let standby = if server.state == "standby" { ", a standby" } else { "" };
-            format!("PostgreSQL{version} is up{standby}{pid}{since}")
+            format!("PostgreSQL{version} is up{standby}{database}{pid}{since}")
         }
-        "recovering" => format!("PostgreSQL{version} is recovering from a crash{pid}{message}"),
-        "silent" => format!("PostgreSQL{version} does not answer{pid}"),
-        "refusing" => format!("PostgreSQL{version} refuses connections{pid}{message}"),
-        state => format!("PostgreSQL{version} is {state}{pid}{message}"),
+        "recovering" => format!("PostgreSQL{version} is recovering from a crash{database}{pid}{message}"),
+        "silent" => format!("PostgreSQL{version} does not answer{database}{pid}"),
+        "refusing" => format!("PostgreSQL{version} refuses connections{database}{pid}{message}"),
+        state => format!("PostgreSQL{version} is {state}{database}{pid}{message}"),
     }
 }
 

@@ -6,6 +6,7 @@
 use serde::Serialize;
 
 use super::{
+    SILENCE_SECONDS,
     database::{Constraints, InvalidBlock, Reorg},
     disk::Disk,
     server::ServerReport,
@@ -52,6 +53,15 @@ pub struct ServiceReport {
     pub last_step: Option<String>,
     pub exit_code: Option<u8>,
     pub error: Option<String>,
+}
+
+impl ServiceReport {
+    /// Whether the service runs and says so, every second: what a health check wants to know.
+    #[must_use]
+    pub fn is_at_work(&self) -> bool {
+        matches!(self.state, "running" | "unseen")
+            && self.silent_seconds.is_some_and(|seconds| seconds <= SILENCE_SECONDS)
+    }
 }
 
 /// What a running service does.

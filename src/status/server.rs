@@ -1,22 +1,30 @@
 //! Is the server there, and does it answer: found out without starting it and without waiting for long.
 //!
-//! In: the data directory. Out: [`ServerReport`], and a connection where the server answers. Called by
-//! [`super::collect`].
+//! In: the data directory, or how to connect to the user's own server. Out: [`ServerReport`], and a connection where the
+//! server answers. Called by [`super::collect`].
 
-use std::{path::Path, time::Duration};
+use std::{io, path::Path, time::Duration};
 
 use serde::Serialize;
-use tokio::time::timeout;
+use tokio::{task::JoinHandle, time::timeout};
 use tokio_postgres::{Client, NoTls, error::SqlState};
 
-use super::process;
-use crate::pg::cluster::{Glance, Postmaster, glance, major_version, system_identifier};
+use crate::{
+    pg::{
+        cluster::{Glance, Postmaster, glance, major_version, system_identifier},
+        target::Target,
+    },
+    process,
+};
 
 /// What can be said of the server.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct ServerReport {
-    /// `absent`, `down`, `starting`, `recovering`, `stopping`, `up`, `standby`, `silent`, `refusing` or `unknown`.
+    /// `absent`, `down`, `unreachable`, `starting`, `recovering`, `stopping`, `up`, `standby`, `silent`, `refusing` or
+    /// `unknown`.
     pub state: &'static str,
+    /// The user's own database, with host and port; `None` for the private server.
+    pub database: Option<String>,
     /// Its process.
     pub pid: Option<i32>,
     /// Its version, the major one only where it does not answer.
@@ -33,21 +41,54 @@ pub struct ServerReport {
 pub(super) struct Answer {
     pub(super) report: ServerReport,
     pub(super) family: Option<process::Family>,
-    pub(super) client: Option<Client>,
+    pub(super) session: Option<Session>,
 }
 
-/// Looks at the server and connects to it if it answers within `patience`.
+/// An open connection.
+pub(super) struct Session {
+    pub(super) client: Client,
+    task: JoinHandle<()>,
+}
+
+impl Session {
+    /// Says goodbye, or the server logs a client that it lost.
+    pub(super) async fn close(self, patience: Duration) {
+        drop(self.client);
+        let _ = timeout(patience, self.task).await;
+    }
+}
+
+/// Connects to the user's own server if it answers within `patience`; nothing else is known of it.
+pub(super) async fn look_at(target: &Target, patience: Duration) -> Answer {
+    let mut report =
+        ServerReport { state: "up", database: Some(target.to_string()), ..ServerReport::default() };
+    let connected = match timeout(patience, target.connect()).await {
+        Ok(Ok((client, task))) => Ok(Session { client, task }),
+        Ok(Err(error)) => Err(Refusal::Failed(error)),
+        Err(_) => Err(Refusal::Silent),
+    };
+    let session = match connected {
+        Ok(session) => Some(session),
+        Err(refusal) => {
+            (report.state, report.message) = (refusal.state_from_afar(), refusal.message());
+            None
+        }
+    };
+    Answer { report, family: None, session }
+}
+
+/// Looks at the private server and connects to it if it answers within `patience`.
 pub(super) async fn look(data_dir: &Path, patience: Duration) -> Answer {
     let mut report = ServerReport { state: "down", ..ServerReport::default() };
     let mut unseen = None;
     let (pid, socket, is_ready) = match glance(data_dir) {
         Glance::Absent => {
             report.state = "absent";
-            return Answer { report, family: None, client: None };
+            return Answer { report, family: None, session: None };
         }
         Glance::Closed(why) => {
             (report.state, report.message) = ("unknown", Some(why));
-            return Answer { report, family: None, client: None };
+            return Answer { report, family: None, session: None };
         }
         Glance::Down => (None, None, false),
         Glance::Unseen(socket) => {
@@ -61,12 +102,12 @@ pub(super) async fn look(data_dir: &Path, patience: Duration) -> Answer {
     report.data_dir = Some(data_dir.join("pg").display().to_string());
     let family = pid.and_then(process::family);
     let is_recovering = family.is_some_and(|family| family.is_recovering);
-    let mut client = None;
+    let mut session = None;
     if pid.is_some() {
         match connect(socket.as_ref(), patience).await {
             Ok(connected) => {
                 report.state = "up";
-                client = Some(connected);
+                session = Some(connected);
             }
             Err(refusal) => {
                 report.state = refusal.state(is_ready, is_recovering);
@@ -77,12 +118,12 @@ pub(super) async fn look(data_dir: &Path, patience: Duration) -> Answer {
     // In another container: what answers at the socket is asked who it is.
     if let Some(socket) = unseen
         && let Ok(connected) = connect(Some(&socket), patience).await
-        && is_server_of(data_dir, &connected, patience).await
+        && is_server_of(data_dir, &connected.client, patience).await
     {
         report.state = "up";
-        client = Some(connected);
+        session = Some(connected);
     }
-    Answer { report, family, client }
+    Answer { report, family, session }
 }
 
 /// Whether the server is that of the data directory.
@@ -99,7 +140,7 @@ enum Refusal {
     Failed(tokio_postgres::Error),
 }
 
-async fn connect(socket: Option<&Postmaster>, patience: Duration) -> Result<Client, Refusal> {
+async fn connect(socket: Option<&Postmaster>, patience: Duration) -> Result<Session, Refusal> {
     let mut config = socket.ok_or(Refusal::NoSocket)?.pg_config();
     // The settings of the session bound every statement, and keep it from changing anything.
     config.application_name("satgres status").options(
@@ -110,8 +151,8 @@ async fn connect(socket: Option<&Postmaster>, patience: Duration) -> Result<Clie
         Ok(Err(error)) => Err(Refusal::Failed(error)),
         Ok(Ok((client, connection))) => {
             // How it ends shows in what the client's statements say.
-            tokio::spawn(connection);
-            Ok(client)
+            let task = tokio::spawn(async move { drop(connection.await) });
+            Ok(Session { client, task })
         }
     }
 }
@@ -124,16 +165,7 @@ impl Refusal {
             Refusal::Failed(error) => error,
         };
         match error.code() {
-            Some(code) if *code == SqlState::CANNOT_CONNECT_NOW => {
-                let said = error.as_db_error().map_or("", tokio_postgres::error::DbError::message);
-                if said.contains("shutting down") {
-                    "stopping"
-                } else if is_recovering || said.contains("recovery") || said.contains("consistent") {
-                    "recovering"
-                } else {
-                    "starting"
-                }
-            }
+            Some(code) if *code == SqlState::CANNOT_CONNECT_NOW => not_now(error, is_recovering),
             Some(_) => "refusing",
             None if is_recovering => "recovering",
             None if is_ready => "refusing",
@@ -141,9 +173,38 @@ impl Refusal {
         }
     }
 
+    /// The same of a server of which no process is seen.
+    fn state_from_afar(&self) -> &'static str {
+        let Refusal::Failed(error) = self else { return "silent" };
+        let system = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+        match (error.code(), system.map(io::Error::kind)) {
+            (Some(code), _) if *code == SqlState::CANNOT_CONNECT_NOW => not_now(error, false),
+            // The second: no socket.
+            (None, Some(io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)) => "down",
+            (None, Some(io::ErrorKind::TimedOut)) => "silent",
+            (None, Some(_)) => "unreachable",
+            _ => "refusing",
+        }
+    }
+
     fn message(&self) -> Option<String> {
         let Refusal::Failed(error) = self else { return None };
-        let said = error.as_db_error().map(|error| error.message().to_owned());
-        Some(said.unwrap_or_else(|| error.to_string()))
+        if let Some(error) = error.as_db_error() {
+            return Some(error.message().to_owned());
+        }
+        let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));
+        Some(format!("{error}{}", cause.unwrap_or_default()))
+    }
+}
+
+/// What a server does that takes no connections for now, from what it says.
+fn not_now(error: &tokio_postgres::Error, is_recovering: bool) -> &'static str {
+    let said = error.as_db_error().map_or("", tokio_postgres::error::DbError::message);
+    if said.contains("shutting down") {
+        "stopping"
+    } else if is_recovering || said.contains("recovery") || said.contains("consistent") {
+        "recovering"
+    } else {
+        "starting"
     }
 }

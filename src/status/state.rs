@@ -13,7 +13,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::process::Identity;
+use crate::process::Identity;
 use crate::{prevouts::UtxoGauges, replay::progress::LoadFigures};
 
 /// Largest file that is read, bytes.
@@ -110,6 +110,9 @@ pub(super) struct State {
     pub step_started_at: f64,
     /// How it ended; absent while it runs, and where it was killed.
     pub ended: Option<Ended>,
+    /// The user's own database, with host and port; absent where the service works with the private one.
+    #[serde(default)]
+    pub database: Option<String>,
     /// Process id of the private server.
     pub server_pid: Option<i32>,
     /// The best chain in the files.

@@ -75,6 +75,7 @@ const KEYS: &[&str] = &[
     "segments.loading",
     "segments.planned",
     "server.data_dir",
+    "server.database",
     "server.message",
     "server.pid",
     "server.started_timestamp_seconds",
@@ -129,6 +130,7 @@ fn report() -> Report {
             elapsed_seconds: 18_000.0,
         }),
         server: ServerReport {
+            database: None,
             state: "up",
             pid: Some(4712),
             version: Some("15.18".to_owned()),
@@ -339,6 +341,7 @@ fn state(phase: &str) -> State {
         step: "…".to_owned(),
         step_started_at: 150.0,
         ended: None,
+        database: None,
         server_pid: None,
         files_tip: Some(FilesTip { height: 999, hash: "ff".to_owned() }),
         is_confirmed_by_node: false,

@@ -108,11 +108,17 @@ impl ExternalServer {
     /// Stops the server and starts it again.
     pub fn restart(&mut self) {
         self.stop();
+        self.start_again();
+    }
+
+    /// Starts it after [`ExternalServer::stop`].
+    pub fn start_again(&mut self) {
         self.process = spawn(&self.bin, &self.home());
         wait_until("the server answers again", || self.try_sql("postgres", "select 1").is_ok());
     }
 
-    fn stop(&mut self) {
+    /// Stops the server; its files stay.
+    pub fn stop(&mut self) {
         if self.process.try_wait().unwrap().is_none() {
             signal(i32::try_from(self.process.id()).unwrap(), libc::SIGINT);
         }

@@ -5,13 +5,17 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unreachable_pub, reason = "shared by test binaries that are crates of their own")]
 
+mod cgroup;
 mod data_dir;
 mod external;
+mod kept_chain;
 mod running;
 mod satgres;
 
+pub use cgroup::{Counted, MemoryCgroup};
 pub use data_dir::{DataDir, close, is_postgres, is_root, open, signal, wait_until};
 pub use external::{ExternalServer, OtherVersion};
+pub use kept_chain::KeptChain;
 pub use running::Running;
 pub use satgres::Satgres;
 

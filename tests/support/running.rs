@@ -17,8 +17,8 @@ pub struct Running {
     child: Child,
     said: Arc<Mutex<String>>,
     began: Instant,
-    /// Time from the start to the first line that says that rows come in.
-    marked: Arc<Mutex<Option<Duration>>>,
+    /// Times from the start to the lines that say that rows come in: one for each load.
+    marked: Arc<Mutex<Vec<Duration>>>,
 }
 
 impl Running {
@@ -33,7 +33,7 @@ impl Running {
     /// Watches a command whose two streams are piped.
     pub fn of(mut child: Child) -> Running {
         let said = Arc::new(Mutex::new(String::new()));
-        let marked = Arc::new(Mutex::new(None));
+        let marked = Arc::new(Mutex::new(Vec::new()));
         let began = Instant::now();
         let streams: [Box<dyn Read + Send>; 2] =
             [Box::new(child.stdout.take().unwrap()), Box::new(child.stderr.take().unwrap())];
@@ -42,7 +42,7 @@ impl Running {
             thread::spawn(move || {
                 for line in BufReader::new(stream).lines().map_while(Result::ok) {
                     if line.contains(Running::MARK) {
-                        marked.lock().unwrap().get_or_insert_with(|| began.elapsed());
+                        marked.lock().unwrap().push(began.elapsed());
                     }
                     let mut said = said.lock().unwrap();
                     said.push_str(&line);
@@ -69,9 +69,10 @@ impl Running {
         self.said.lock().unwrap().clone()
     }
 
-    /// Time from the start to the first rows, if they came.
-    pub fn first_rows(&self) -> Option<Duration> {
-        *self.marked.lock().unwrap()
+    /// Time from then to the first rows of a load that began after it, if they came; `since` counts from the start.
+    pub fn first_rows_after(&self, since: Duration) -> Option<Duration> {
+        let marked = self.marked.lock().unwrap();
+        marked.iter().find(|at| **at > since).map(|at| *at - since)
     }
 
     pub fn elapsed(&self) -> Duration {

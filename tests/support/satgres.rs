@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// No command in the tests takes nearly as long.
+use super::MemoryCgroup;
+
+/// No command takes nearly as long, unless a test says so.
 const DEADLINE: Duration = Duration::from_secs(180);
 
 /// A private data directory and, once something ran, its PostgreSQL server.
@@ -21,6 +23,10 @@ pub struct Satgres {
     dir: TempDir,
     /// Variables of every command, such as SATGRES_DATABASE_URL.
     env: Vec<(String, String)>,
+    /// How long a command may take.
+    deadline: Duration,
+    /// What every command is a member of; removed after the server has ended.
+    cgroup: Option<MemoryCgroup>,
 }
 
 /// What a command printed and how it ended.
@@ -40,6 +46,8 @@ impl Satgres {
         Self {
             dir: tempfile::Builder::new().prefix("satgres-test-").permissions(permissions).tempdir().unwrap(),
             env: Vec::new(),
+            cgroup: None,
+            deadline: DEADLINE,
         }
     }
 
@@ -49,12 +57,31 @@ impl Satgres {
         self
     }
 
+    /// The same inside a cgroup: every command, and the server that it starts.
+    pub fn within(mut self, cgroup: MemoryCgroup) -> Self {
+        self.cgroup = Some(cgroup);
+        self
+    }
+
+    /// The cgroup that every command is a member of.
+    pub fn cgroup(&self) -> Option<&MemoryCgroup> {
+        self.cgroup.as_ref()
+    }
+
+    /// The same with more time for every command.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
     /// A data directory below a folder that is there, such as a small disk's.
     pub fn at(folder: &Path) -> Self {
         let permissions = std::fs::Permissions::from_mode(0o755);
         Self {
             dir: tempfile::Builder::new().permissions(permissions).tempdir_in(folder).unwrap(),
             env: Vec::new(),
+            cgroup: None,
+            deadline: DEADLINE,
         }
     }
 
@@ -164,9 +191,9 @@ impl Satgres {
         let status = loop {
             match child.try_wait().unwrap() {
                 Some(status) => break status,
-                None if start.elapsed() > DEADLINE => {
+                None if start.elapsed() > self.deadline => {
                     child.kill().unwrap();
-                    panic!("satgres {args:?} did not end in {DEADLINE:?}");
+                    panic!("satgres {args:?} did not end in {:?}", self.deadline);
                 }
                 None => thread::sleep(Duration::from_millis(5)),
             }
@@ -178,7 +205,18 @@ impl Satgres {
     fn prepare(&self, args: &[&str]) -> Command {
         // The big kill matrix is for a release build.
         let binary = std::env::var_os("SATGRES_KILL_BINARY").filter(|path| !path.is_empty());
-        let mut command = Command::new(binary.unwrap_or_else(|| env!("CARGO_BIN_EXE_satgres").into()));
+        let binary = binary.unwrap_or_else(|| env!("CARGO_BIN_EXE_satgres").into());
+        let mut command = match &self.cgroup {
+            None => Command::new(binary),
+            Some(cgroup) => {
+                let mut shell = Command::new("sh");
+                shell
+                    .args(["-c", "echo $$ >\"$1\" && shift && exec \"$@\"", "sh"])
+                    .arg(cgroup.procs())
+                    .arg(binary);
+                shell
+            }
+        };
         // Our option stands behind the command's name, since psql's own options may follow.
         let (name, rest) = args.split_at(if args[0] == "pg" { 2 } else { 1 });
         command.args(name).arg("--data-dir").arg(self.data_dir()).args(rest);

@@ -22,12 +22,14 @@ use super::{
     account::{self, Account},
     data_dir::{self, Reach},
 };
+use crate::process::start_ticks;
 
 /// Longest wait for a server that recovers from a crash.
 const READY_WAIT_MAX: Duration = Duration::from_secs(3600);
 /// Waits of a stop: a fast one writes a checkpoint first.
 pub(super) const STOP_WAITS: StopWaits = StopWaits {
     fast: Duration::from_secs(120),
+    sessions: Duration::from_secs(30),
     recovering: Duration::from_secs(10),
     harder: Duration::from_secs(15),
 };
@@ -158,18 +160,6 @@ fn is_server_in(pid: i32, dir: &Metadata) -> bool {
         return false;
     }
     fs::metadata(proc_dir.join("cwd")).is_ok_and(|cwd| cwd.dev() == dir.dev() && cwd.ino() == dir.ino())
-}
-
-/// When a process was started, in the kernel's ticks; `None` once it has ended, even if nobody has reaped it yet.
-fn start_time(pid: i32) -> Option<u64> {
-    parse_start_time(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
-}
-
-/// Reads `pid (name) state …`: the start is the 22nd field; the name may hold anything, parentheses too.
-fn parse_start_time(stat: &str) -> Option<u64> {
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    let state = fields.next()?;
-    if matches!(state, "Z" | "X") { None } else { fields.nth(18)?.parse().ok() }
 }
 
 /// Process id of the cluster's server, ready or not; `None` where none runs.
@@ -356,7 +346,9 @@ fn wait_ready(
 pub(super) struct StopWaits {
     /// Fast: sessions are ended, a checkpoint is written.
     pub(super) fast: Duration,
-    /// The same where the server recovers from a crash: it has no sessions, and its recovery is due again anyway.
+    /// Until that checkpoint has begun: sessions end at once but for what they cannot leave half done.
+    pub(super) sessions: Duration,
+    /// The whole of it where the server recovers from a crash: it has no sessions, and its recovery is due again anyway.
     /// PostgreSQL 15 may wait for ever for its checkpointer then.
     pub(super) recovering: Duration,
     /// Immediate, and killed: the next start recovers.
@@ -369,11 +361,11 @@ pub(super) struct StopWaits {
 /// [`Error::NotStopped`].
 pub(super) fn stop(pid: i32, pg_dir: &Path, account: &Account, waits: &StopWaits) -> Result<(), Error> {
     // A number that another process gets while this one waits is told by its start.
-    let Some(start) = start_time(pid) else { return Ok(()) };
-    let is_ended = || start_time(pid).is_none_or(|time| time != start);
+    let Some(start) = start_ticks(pid) else { return Ok(()) };
+    let is_ended = || start_ticks(pid).is_none_or(|time| time != start);
     let began = Instant::now();
-    let fast = if is_recovering(pg_dir) { waits.recovering } else { waits.fast };
-    for (signal, wait) in [(libc::SIGINT, fast), (libc::SIGQUIT, waits.harder), (libc::SIGKILL, waits.harder)]
+    for (signal, wait) in
+        [(libc::SIGINT, waits.fast), (libc::SIGQUIT, waits.harder), (libc::SIGKILL, waits.harder)]
     {
         if signal != libc::SIGINT {
             let how = if signal == libc::SIGQUIT { "immediate stop" } else { "kill" };
@@ -388,7 +380,18 @@ pub(super) fn stop(pid: i32, pg_dir: &Path, account: &Account, waits: &StopWaits
         for pid in [pid].into_iter().chain(children) {
             kill(pid, signal, pg_dir)?;
         }
-        if wait_until(wait, is_ended) {
+        let told = Instant::now();
+        // A server that a backend's death has just hit says only later that it recovers, so it is asked all the time.
+        let is_due = || match state(pg_dir) {
+            _ if signal != libc::SIGINT => wait,
+            Some(State::Recovering) => waits.recovering.min(wait),
+            Some(State::ShuttingDown) => wait,
+            _ => waits.sessions.min(wait),
+        };
+        while !is_ended() && told.elapsed() <= is_due() {
+            std::thread::sleep(POLL);
+        }
+        if is_ended() {
             return if signal == libc::SIGINT { Ok(()) } else { clear_leftovers(pg_dir, account) };
         }
     }
@@ -407,22 +410,26 @@ fn kill(pid: i32, signal: i32, pg_dir: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-fn wait_until(wait: Duration, mut is_done: impl FnMut() -> bool) -> bool {
-    let began = Instant::now();
-    while !is_done() {
-        if began.elapsed() > wait {
-            return false;
-        }
-        std::thread::sleep(POLL);
-    }
-    true
+/// What a server is doing, as far as a stop cares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// It writes its last checkpoint, or has written it.
+    ShuttingDown,
+    /// It recovers from a crash.
+    Recovering,
+    /// Anything else.
+    Other,
 }
 
-/// Whether the server recovers from a crash, as its control file says: the state, a 32-bit number of this machine's byte
-/// order, stands at byte 16 in every version; 4 is crash recovery (PostgreSQL source, catalog/pg_control.h).
-fn is_recovering(pg_dir: &Path) -> bool {
-    let control = fs::read(pg_dir.join("global/pg_control")).unwrap_or_default();
-    control.get(16..20).and_then(|state| state.try_into().ok()).map(u32::from_ne_bytes) == Some(4)
+/// What the control file says: the state, a 32-bit number of this machine's byte order, stands at byte 16 in every version
+/// (PostgreSQL source, catalog/pg_control.h, `DBState`).
+fn state(pg_dir: &Path) -> Option<State> {
+    let control = fs::read(pg_dir.join("global/pg_control")).ok()?;
+    Some(match u32::from_ne_bytes(control.get(16..20)?.try_into().ok()?) {
+        1..=3 => State::ShuttingDown,
+        4 => State::Recovering,
+        _ => State::Other,
+    })
 }
 
 /// The last lines that were written to the log since `from`, each indented.
@@ -457,14 +464,6 @@ mod tests {
         assert!(!parse_pid_file(&ready.replace("ready   ", "stopping")).unwrap().ready);
         assert_eq!(parse_pid_file(""), None);
         assert_eq!(parse_pid_file("-4711\n"), None);
-    }
-
-    #[test]
-    fn a_dead_process_that_nobody_reaped_has_no_start() {
-        let rest = "1 2 3 0 -1 4194560 5 6 7 8 9 10 11 12 20 0 1 0 8675309 13 14";
-        assert_eq!(parse_start_time(&format!("4711 (a) b)) S {rest}")), Some(8_675_309));
-        assert_eq!(parse_start_time(&format!("4711 (postgres) Z {rest}")), None);
-        assert!(start_time(i32::try_from(std::process::id()).unwrap()).is_some());
     }
 
     #[test]

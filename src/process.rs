@@ -1,7 +1,8 @@
 //! Processes as the kernel's tables tell them: is it still the one that wrote a file, and how much memory it has.
 //!
-//! In: what a process wrote about itself, or a process id. Out: whether it lives, and bytes. A process id alone is
-//! never believed: ids are used again, and mean another process in another container.
+//! In: what a process wrote about itself, or a process id. Out: whether it lives, since when, and bytes. Called by
+//! [`crate::status`] and by the private server's start and stop. A process id alone is never believed: ids are used again,
+//! and mean another process in another container.
 
 use std::{fs, time::Duration};
 
@@ -12,7 +13,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// What tells a process from every other one, before and after it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Identity {
+pub(crate) struct Identity {
     /// Process id.
     pub pid: i32,
     /// When it was started, in the kernel's ticks since it booted.
@@ -25,7 +26,7 @@ pub(super) struct Identity {
 
 /// What can be said of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Presence {
+pub(crate) enum Presence {
     /// It runs.
     Alive,
     /// It has ended.
@@ -37,7 +38,7 @@ pub(super) enum Presence {
 impl Identity {
     /// This process.
     #[must_use]
-    pub(super) fn own() -> Identity {
+    pub(crate) fn own() -> Identity {
         let pid = i32::try_from(std::process::id()).expect("the kernel's process ids fit 31 bits");
         Identity {
             pid,
@@ -49,7 +50,7 @@ impl Identity {
 
     /// Looks whether the process still runs; `silence` is the time since its last word.
     #[must_use]
-    pub(super) fn look(&self, silence: Duration) -> Presence {
+    pub(crate) fn look(&self, silence: Duration) -> Presence {
         self.look_from(&boot_id(), &pid_namespace(), silence)
     }
 
@@ -62,9 +63,7 @@ impl Identity {
             return Presence::Unseen;
         }
         match stat(self.pid) {
-            Some((state, start)) if start == self.start_ticks && !matches!(state, 'Z' | 'X') => {
-                Presence::Alive
-            }
+            Some((state, start)) if start == self.start_ticks && is_live(state) => Presence::Alive,
             Some(_) => Presence::Gone,
             // Not in /proc, but there: processes of others are hidden.
             None if exists(self.pid) => Presence::Unseen,
@@ -88,6 +87,18 @@ fn pid_namespace() -> String {
     fs::read_link("/proc/self/ns/pid").unwrap_or_default().to_string_lossy().into_owned()
 }
 
+/// When a process was started, in the kernel's ticks since it booted; `None` once it has ended, even if nobody has reaped it yet.
+#[must_use]
+pub(crate) fn start_ticks(pid: i32) -> Option<u64> {
+    let (state, start) = stat(pid)?;
+    is_live(state).then_some(start)
+}
+
+/// Whether a process in that state still runs: a zombie has ended.
+fn is_live(state: char) -> bool {
+    !matches!(state, 'Z' | 'X')
+}
+
 /// State and start of a process, in the kernel's ticks.
 fn stat(pid: i32) -> Option<(char, u64)> {
     parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
@@ -102,13 +113,13 @@ fn parse_stat(text: &str) -> Option<(char, u64)> {
 
 /// Resident memory of a process, bytes.
 #[must_use]
-pub(super) fn rss_bytes(pid: i32) -> Option<u64> {
+pub(crate) fn rss_bytes(pid: i32) -> Option<u64> {
     field_bytes(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?, "VmRSS:")
 }
 
 /// A server process and its children.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Family {
+pub(crate) struct Family {
     /// How many processes.
     pub processes: u64,
     /// Private memory of all, and what the largest has mapped of the memory that they share, counted once; bytes.
@@ -119,7 +130,7 @@ pub(super) struct Family {
 
 /// Looks at a server and its children; `None` where it is not there or hidden.
 #[must_use]
-pub(super) fn family(parent: i32) -> Option<Family> {
+pub(crate) fn family(parent: i32) -> Option<Family> {
     let mut found = Family::default();
     let mut shared = 0;
     for entry in fs::read_dir("/proc").ok()?.flatten() {
@@ -171,10 +182,12 @@ mod tests {
         let pid = i32::try_from(child.id()).unwrap();
         let identity = Identity { pid, start_ticks: stat(pid).unwrap().1, ..Identity::own() };
         assert_eq!(identity.look(NOW), Presence::Alive);
+        assert_eq!(start_ticks(pid), Some(identity.start_ticks));
         child.kill().unwrap();
         while stat(pid).is_some_and(|(state, _)| state != 'Z') {
             std::thread::sleep(Duration::from_millis(1));
         }
+        assert_eq!(start_ticks(pid), None, "dead, and not reaped yet");
         assert_eq!(identity.look(NOW), Presence::Gone);
         child.wait().unwrap();
         assert_eq!(identity.look(NOW), Presence::Gone);
