@@ -7,6 +7,7 @@
 pub mod batch;
 pub mod block;
 pub mod cursor;
+pub mod difficulty;
 pub mod hash;
 pub mod header;
 pub mod merkle;

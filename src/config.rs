@@ -141,6 +141,10 @@ pub struct Settings {
     pub network: Network,
     /// The node's directory of `blk*.dat`.
     pub blocks_dir: PathBuf,
+    /// `HOST:PORT` of the user's own nodes; none: the files alone.
+    pub peers: Vec<String>,
+    /// Longest silence of a node that owes an answer, seconds.
+    pub peer_timeout_seconds: u64,
     /// Where the database and the service's own files are; absolute.
     pub data_dir: PathBuf,
     /// The user's own server and database in place of the private ones.
@@ -294,6 +298,9 @@ impl Settings {
         let text = |key: &str| match key {
             "network" => self.network.to_string(),
             "blocks_dir" => self.blocks_dir.display().to_string(),
+            "peer" if self.peers.is_empty() => "none".to_owned(),
+            "peer" => self.peers.join(","),
+            "peer_timeout_seconds" => self.peer_timeout_seconds.to_string(),
             "data_dir" => self.data_dir.display().to_string(),
             "database_url" => {
                 self.database_url.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string)
@@ -370,6 +377,8 @@ impl Values {
         let settings = Settings {
             network,
             blocks_dir,
+            peers: self.get("peer", parse_peers)?.unwrap_or_default(),
+            peer_timeout_seconds: self.get("peer_timeout_seconds", parse_seconds)?.unwrap_or(30),
             data_dir,
             database_url: self.database_url(env)?,
             pg_bin: self.get("pg_bin", parse_path)?,
@@ -446,6 +455,36 @@ fn parse_threads(text: &str) -> Result<Option<usize>, String> {
             Ok(threads @ 1..=1024) => Ok(Some(threads)),
             _ => Err("use a number from 1 to 1024, or auto for one per core".to_owned()),
         },
+    }
+}
+
+/// Addresses of nodes, separated by commas; `none` for none.
+fn parse_peers(text: &str) -> Result<Vec<String>, String> {
+    if text == "none" {
+        return Ok(Vec::new());
+    }
+    let addresses = text.split(',').map(str::trim).map(|address| {
+        let is_whole = address.rsplit_once(':').is_some_and(|(host, port)| {
+            // An IPv6 address stands in brackets.
+            let is_host =
+                !host.is_empty() && (!host.contains(':') || (host.starts_with('[') && host.ends_with(']')));
+            is_host && port.parse::<u16>().is_ok_and(|port| port > 0)
+        });
+        if is_whole {
+            Ok(address.to_owned())
+        } else {
+            Err(format!(
+                "{address:?} is no HOST:PORT; the port is 8333 on main, 38333 on signet, 18444 on regtest"
+            ))
+        }
+    });
+    addresses.collect()
+}
+
+fn parse_seconds(text: &str) -> Result<u64, String> {
+    match text.parse::<u64>() {
+        Ok(seconds @ 1..=3600) => Ok(seconds),
+        _ => Err("use a number of seconds from 1 to 3600".to_owned()),
     }
 }
 

@@ -21,6 +21,7 @@ macro_rules! exit_codes {
   3  the block files are missing, damaged or invalid
   4  PostgreSQL cannot be found, started or used, or refuses a statement
   5  verify found that the database does not hold what it should
+  6  the node of --peer cannot be reached or used
 130  ended by a signal before all was loaded; the same command goes on
 `satgres psql` ends with psql's own exit code."
     };
@@ -168,6 +169,7 @@ impl Error {
             Error::GaveUp { source, .. } => source.exit_code(),
             Error::Source(_)
             | Error::Replay(ReplayError::Source(_) | ReplayError::Block(_) | ReplayError::Gone { .. }) => 3,
+            Error::Replay(ReplayError::Node(_)) => 6,
             Error::Replay(ReplayError::Stopped) => INTERRUPTED,
             Error::Replay(
                 ReplayError::System { .. } | ReplayError::CoinFiles(_) | ReplayError::NoRoom(_),

@@ -2,7 +2,7 @@
 //!
 //! The data path, in the order in which a block takes it:
 //!
-//! 1. [`source`] scans the headers of a node's block files and chooses the active chain;
+//! 1. [`source`] scans the headers of a node's block files, asks the node itself if it may, and chooses the active chain;
 //! 2. [`chain`] parses a block and proves its merkle root and witness commitment, on threads;
 //! 3. [`prevouts`] finds the output that each input spends, in one ordered stage;
 //! 4. [`rows`] encodes the rows of every table, on threads;

@@ -6,6 +6,7 @@
 //! other than those of a segment that a reorg cuts, which it loads again.
 
 pub mod buffers;
+mod choice;
 pub mod found;
 pub mod gate;
 mod late;
@@ -48,15 +49,20 @@ use crate::prevouts::{CoinFileError, RebuildError, UtxoOptions, UtxoSet};
 use crate::profile::{Figures, Profile};
 use crate::resources::about;
 use crate::rows::Store;
-use crate::source::SourceError;
+use crate::source::{Node, NodeError, NodeOptions, SourceError};
 use crate::status::Step;
 use crate::stop::{Stop, Stopped};
+
+/// How often it is looked whether blocks come from the nodes.
+const BULK_LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// What a replay is run with.
 #[derive(Clone, Debug)]
 pub struct ReplayOptions {
     /// The folder that holds the `blk*.dat` files.
     pub blocks_dir: PathBuf,
+    /// The user's nodes, which decide between branches and have what the files lack; `None`: the files alone.
+    pub node: Option<NodeOptions>,
     /// The network.
     pub network: Network,
     /// About how many bytes of blocks make a segment.
@@ -90,6 +96,9 @@ pub enum ReplayError {
         "{0}; get the file again from a node, or restore it from a backup, then start the same command again"
     )]
     Block(ReadError),
+    /// No node can be used: the user must act.
+    #[error(transparent)]
+    Node(#[from] NodeError),
     /// A reorg reaches below blocks that only the database still holds: the user must act.
     #[error(
         "the active chain has changed at or below height {reorg_height}, and to follow it the block at height {height} is \
@@ -180,9 +189,7 @@ pub async fn run(
         let mut excluded = reconcile::invalid_blocks(&client).await?;
         excluded.extend(&unwritten);
         let tip = reconcile::tip(&client).await?;
-        let tree = found.tree(&client).await?;
-        let active = tree.active_chain(&excluded, tip.as_ref().map(|tip| &tip.hash));
-        let chain = Arc::new(Chain { files: found.files(), tree, active });
+        let chain = Arc::new(found.choose(&client, &excluded, tip.as_ref(), profile, stop).await?);
         let mut present = reconcile::roll_back_to_fork(&mut client, &chain).await?;
 
         // 4. Resume the UTXO set, or rebuild it: then what an earlier run loaded must be attached before.
@@ -206,15 +213,24 @@ pub async fn run(
         }
 
         // 5. Load what is missing, restore and attach what is loaded.
+        if let (Some(node), Some(first)) = (&chain.node, segments.first()) {
+            node.begin(chain.wishes(), *first.heights.start(), &found.shares(&chain))?;
+        }
         if !segments.is_empty() && !found.is_entered {
             found.is_entered = true;
-            profile
-                .reached("Entered REINDEX sync from start state", Figures::default())
-                .record(&client)
-                .await;
+            let heights = *segments[0].heights.start()..=chain.active.tip_height();
+            if chain.node.is_some() && heights.clone().all(|height| !chain.location(height).is_in_file()) {
+                tell_p2p(&client, chain.node.as_deref(), profile).await;
+            } else {
+                profile
+                    .reached("Entered REINDEX sync from start state", Figures::default())
+                    .record(&client)
+                    .await;
+            }
         }
-        let failure = load_and_restore(pool, &chain, present, segments, set, options, profile, stop).await?;
-        match failure {
+        let failure = load_and_restore(pool, &chain, present, segments, set, options, profile, stop).await;
+        chain.node.iter().for_each(|node| node.end());
+        match failure? {
             // 6. Blocks that came meanwhile are loaded too.
             None if found.has_grown(&client).await? => unwritten.clear(),
             None => {
@@ -225,6 +241,10 @@ pub async fn run(
             Some(PipelineError::CoinFiles(error)) => {
                 damages += 1;
                 utxos::throw_away(error, damages, &options.utxos)?;
+            }
+            // Whoever failed to send it was dropped.
+            Some(PipelineError::Read(ReadError::Node { source, .. })) if found.has_nodes_left() => {
+                warn!(%source, "choosing the chain again with the nodes that are left");
             }
             Some(PipelineError::Read(error)) if is_found_again(found, &client, &chain, &error).await? => {
                 unwritten.clear();
@@ -285,6 +305,9 @@ async fn load_and_restore(
         return Err(ReplayError::Stopped);
     }
     let client = pool.get().await.map_err(pool::Error::from)?;
+    if chain.node.as_deref().is_some_and(Node::is_bulk) {
+        tell_p2p(&client, chain.node.as_deref(), profile).await;
+    }
     // In this order: when the list of segments ends, all cores must be known to be free.
     let _ = builds_sender.send(options.builds_max);
     drop(loaded);
@@ -351,11 +374,14 @@ async fn load(
         closer.close();
         std::future::pending::<()>().await;
     };
+    let node = chain.node.clone();
+    let entering_p2p = enter_p2p(pool, node.as_deref(), profile);
     let display = show_load(&progress);
     let ended = tokio::select! {
         ended = load_segments(pool, &mut pipeline, &segments, loaded, profile, &progress) => ended,
         Ok(()) = given_up => Err(LoadError::GivenUp),
         () = closing => unreachable!("it never ends"),
+        () = entering_p2p => unreachable!("it never ends"),
     };
     drop(display);
     // Also after a failure: the next try must not meet these threads at work on the same files.
@@ -391,6 +417,27 @@ async fn load(
         }
         Err(LoadError::Pipeline(error)) => Ok(Some(error)),
         Err(error) => Err(ReplayError::Load(error)),
+    }
+}
+
+/// Tells, once a run, when blocks of the chain begin to come from the nodes; never ends.
+async fn enter_p2p(pool: &Pool, node: Option<&Node>, profile: &Profile) {
+    if let Some(node) = node {
+        while !node.is_bulk() {
+            tokio::time::sleep(BULK_LOOK_EVERY).await;
+        }
+        // A server that is away is told by whoever needs it.
+        if let Ok(client) = pool.get().await {
+            tell_p2p(&client, Some(node), profile).await;
+        }
+    }
+    std::future::pending().await
+}
+
+async fn tell_p2p(client: &deadpool_postgres::Object, node: Option<&Node>, profile: &Profile) {
+    if node.is_some_and(Node::is_first_entry) {
+        let what = "Entered P2P sync from start state";
+        profile.reached(what, Figures::default()).record(client).await;
     }
 }
 
@@ -433,6 +480,7 @@ async fn leave_out(
             warn!(height = error.height, hash = reversed_hex(&hash), file, offset, %error, "block refused");
             reconcile::record_invalid(client, &hash, error.height, &error.to_string(), &file, offset).await
         }
+        PipelineError::Read(ReadError::Node { source, .. }) => Err(source.into()),
         PipelineError::Read(error) => Err(ReplayError::Block(error)),
         PipelineError::CoinFiles(error) => Err(error.into()),
         error @ (PipelineError::Broken | PipelineError::Stopped) => Err(ReplayError::Load(error.into())),

@@ -27,12 +27,15 @@ use crate::replay::room::RoomOptions;
 use crate::replay::{self, ReplayOptions};
 use crate::resources::{Resources, about};
 use crate::rows::Store;
+use crate::source::NodeOptions;
 use crate::status::Step;
 use crate::stop::Stop;
 use crate::verify::{Check, TableDigest, UtxoSetInfo};
 
 /// How long backends may take to end when a run ends.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Share of the pipeline's memory for blocks that come from nodes: one in so many bytes.
+const PEER_WINDOW_SHARE: u64 = 4;
 
 /// Loads what the block files hold and keeps it queryable; ends when that is so, or on a signal. A server that goes away
 /// is waited for, and started again where it is ours.
@@ -259,12 +262,20 @@ async fn install(pool: &Pool, settings: &Settings) -> Result<(), Error> {
 }
 
 fn replay_options(settings: &Settings, plans: &Plans) -> ReplayOptions {
+    // Blocks on their way from a node take their room from the pipeline's.
+    let peer_window_bytes =
+        if settings.peers.is_empty() { 0 } else { plans.replay.pipeline_bytes / PEER_WINDOW_SHARE };
     ReplayOptions {
         blocks_dir: settings.blocks_dir.clone(),
+        node: (!settings.peers.is_empty()).then(|| NodeOptions {
+            addresses: settings.peers.clone(),
+            timeout: Duration::from_secs(settings.peer_timeout_seconds),
+            window_bytes: peer_window_bytes,
+        }),
         network: settings.network,
         segment_bytes: settings.replay.segment_bytes,
         batch_bytes: settings.replay.batch_bytes,
-        pipeline_bytes: plans.replay.pipeline_bytes,
+        pipeline_bytes: plans.replay.pipeline_bytes - peer_window_bytes,
         threads: plans.replay.threads,
         builds_max: plans.restore.builds,
         build_bytes: plans.restore.maintenance_work_mem_bytes,

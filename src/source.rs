@@ -1,14 +1,16 @@
 //! Where blocks come from.
 //!
-//! In: a directory of `blk*.dat` files. Out: a tree of headers, the active chain in it (most work whose blocks are all
+//! In: a directory of `blk*.dat` files, the user's nodes, or both. Out: a tree of headers, the active chain in it (most work whose blocks are all
 //! there), and the bytes of any block. Memory stays near 90 bytes a header; nothing is read twice that need not be.
 
 pub mod blk;
+pub mod p2p;
 mod retry;
 pub mod scan;
 pub mod tree;
 
 pub use blk::{BlockFiles, Location, SourceError};
+pub use p2p::{Node, NodeError, NodeOptions, NodeTip};
 pub use tree::{ActiveChain, HeaderTree, HeldBlock, ScannedHeaders};
 
 /// Returns the height that a block's coinbase states (BIP34), or `None` where it states none.

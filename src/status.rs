@@ -283,7 +283,8 @@ fn heights(told: &Told, database: &Database) -> Heights {
 }
 
 fn tip(state: Option<&State>, heights: Heights, database: &Database) -> Option<TipReport> {
-    let is_confirmed_by_node = false;
+    // Before a chain is chosen, what readers see is brought in line with it.
+    let is_confirmed_by_node = state.is_some_and(|state| state.is_confirmed_by_node);
     if let Some(height) = heights.attached {
         let hash = database.tip.clone().flatten().map(|tip| tip.hash);
         return Some(TipReport { height, hash, source: "database", is_confirmed_by_node });

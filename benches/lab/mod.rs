@@ -138,6 +138,7 @@ impl Lab {
     pub fn replay_options(&self, chain: &Chain, segment_bytes: u64) -> ReplayOptions {
         ReplayOptions {
             blocks_dir: chain.dir.clone(),
+            node: None,
             network: Network::Regtest,
             segment_bytes,
             batch_bytes: self.settings.replay.batch_bytes,

@@ -78,6 +78,7 @@ pub(super) enum Command {
   satgres run
   satgres run --network signet --until-synced
   satgres run --blocks-dir /mnt/node/blocks --data-dir /fast/satgres
+  satgres run --peer 127.0.0.1:8333                the node decides between branches, and has what the files lack
 
 ", exit_codes!()))]
     Run(RunArgs),
@@ -166,6 +167,12 @@ pub(super) struct RunArgs {
     /// The node's directory of blk*.dat files [default: ~/.bitcoin/blocks, or the network's below ~/.bitcoin]
     #[arg(long, value_name = "DIR")]
     pub(super) blocks_dir: Option<String>,
+    /// Your own node's P2P address; may be given several times [default: none, the files alone]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(super) peer: Vec<String>,
+    /// Longest silence of a node that owes an answer [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    pub(super) peer_timeout_seconds: Option<String>,
     /// End once all that the files hold is queryable; PostgreSQL goes on
     #[arg(long)]
     pub(super) until_synced: bool,
@@ -289,6 +296,8 @@ pub(super) fn low_args(cli: &Cli) -> LowArgs {
     if let Command::Run(args) | Command::Config(args) = &cli.command {
         take("network", &args.network);
         take("blocks_dir", &args.blocks_dir);
+        take("peer", &(!args.peer.is_empty()).then(|| args.peer.join(",")));
+        take("peer_timeout_seconds", &args.peer_timeout_seconds);
         take("until_synced", &args.until_synced.then(|| "true".to_owned()));
         take("replay.segment_bytes", &args.segment_bytes);
         take("replay.threads", &args.threads);

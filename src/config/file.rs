@@ -33,6 +33,8 @@ impl Scalar {
 struct File {
     network: Option<Scalar>,
     blocks_dir: Option<Scalar>,
+    peer: Option<Scalar>,
+    peer_timeout_seconds: Option<Scalar>,
     data_dir: Option<Scalar>,
     database_url: Option<Scalar>,
     pg_bin: Option<Scalar>,
@@ -89,6 +91,8 @@ fn parse(text: &str, path: &Path) -> Result<BTreeMap<&'static str, (String, Orig
     let values = [
         ("network", file.network),
         ("blocks_dir", file.blocks_dir),
+        ("peer", file.peer),
+        ("peer_timeout_seconds", file.peer_timeout_seconds),
         ("data_dir", file.data_dir),
         ("database_url", file.database_url),
         ("pg_bin", file.pg_bin),

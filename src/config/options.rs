@@ -32,6 +32,18 @@ pub const OPTIONS: &[OptionSpec] = &[
         "The node's directory of blk*.dat files; by default where Bitcoin Core keeps the network's.",
     ),
     option(
+        "peer",
+        "peer",
+        "\"none\"",
+        "Your own node's P2P address, HOST:PORT, or several with commas: it has what the files lack, and decides.",
+    ),
+    option(
+        "peer_timeout_seconds",
+        "peer-timeout-seconds",
+        "30",
+        "Longest silence of a node that owes an answer.",
+    ),
+    option(
         "data_dir",
         "data-dir",
         "\"~/.local/share/satgres\"",

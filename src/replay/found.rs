@@ -1,6 +1,6 @@
 //! The blocks of a directory as they are now: scanned, linked, and looked at again when a node has changed its files.
 //!
-//! In: a directory of block files. Out: the header tree that chains are chosen from. A node appends to its last file,
+//! In: a directory of block files, the user's nodes, or both. Out: the header tree that chains are chosen from. A node appends to its last file,
 //! removes files (pruning) and rewrites them (reindex) while we read. So a block that is not where the scan saw it is
 //! looked for again, a few times, and before a replay ends the files are looked at once more. Called by the main path
 //! only; it must never take a vanished block for one that was never there.
@@ -15,7 +15,9 @@ use tracing::{debug, info, warn};
 use super::reader::Chain;
 use super::{ReplayError, ReplayOptions, reconcile};
 use crate::chain::hash::Hash32;
-use crate::source::{BlockFiles, HeaderTree, Location, ScannedHeaders, SourceError};
+use crate::source::{
+    BlockFiles, HeaderTree, HeldBlock, Location, Node, NodeTip, ScannedHeaders, SourceError,
+};
 
 /// Pauses before a block that has moved is looked for again.
 const PAUSES: [Duration; 6] = [
@@ -37,6 +39,9 @@ pub struct FoundBlocks {
     files: Arc<BlockFiles>,
     headers: Headers,
     threads: usize,
+    /// The nodes, and the tips of their chains when they were last asked.
+    pub(super) node: Option<Arc<Node>>,
+    pub(super) tips: Vec<NodeTip>,
     /// Whether a load of them has begun in this process.
     pub(super) is_entered: bool,
     /// Height of the block that was looked for last, and how often.
@@ -63,16 +68,21 @@ type Seen = (Arc<BlockFiles>, Arc<HeaderTree>);
 pub async fn scan(options: &ReplayOptions) -> Result<FoundBlocks, ReplayError> {
     let start = Instant::now();
     let (directory, network, threads) = (options.blocks_dir.clone(), options.network, options.threads);
+    let node = options.node.as_ref().map(|node| Arc::new(Node::start(network, node)));
+    let has_node = node.is_some();
     let (files, headers) = blocking(move || {
         for _ in 1..SCANS_MAX {
-            match scan_once(&directory, network, threads) {
+            match scan_once(&directory, network, threads, has_node) {
                 Err(error) if error.is_gone() => debug!(%error, "a file vanished while it was scanned"),
                 other => return other,
             }
         }
-        scan_once(&directory, network, threads)
+        scan_once(&directory, network, threads, has_node)
     })
     .await?;
+    if let Some(node) = &node {
+        node.reach().await?;
+    }
     info!(
         headers = headers.len(),
         files = files.paths().len(),
@@ -84,6 +94,8 @@ pub async fn scan(options: &ReplayOptions) -> Result<FoundBlocks, ReplayError> {
         files: Arc::new(files),
         headers: Headers::Scanned(Box::new(headers)),
         threads,
+        node,
+        tips: Vec::new(),
         is_entered: false,
         sought: (0, 0),
         tail_looks: 0,
@@ -94,10 +106,28 @@ fn scan_once(
     directory: &std::path::Path,
     network: crate::network::Network,
     threads: usize,
+    has_node: bool,
 ) -> Result<(BlockFiles, ScannedHeaders), SourceError> {
-    let files = BlockFiles::open(directory, network)?;
+    let files = open_files(directory, network, has_node)?;
     let headers = HeaderTree::scan(&files, threads)?;
     Ok((files, headers))
+}
+
+/// Lists the files; where a node has the blocks there need be none.
+fn open_files(
+    directory: &std::path::Path,
+    network: crate::network::Network,
+    has_node: bool,
+) -> Result<BlockFiles, SourceError> {
+    match BlockFiles::open(directory, network) {
+        Err(SourceError::NoFiles { .. }) if has_node => Ok(BlockFiles::none(directory, network)),
+        Err(SourceError::NoDirectory { source, .. })
+            if has_node && source.kind() == std::io::ErrorKind::NotFound =>
+        {
+            Ok(BlockFiles::none(directory, network))
+        }
+        opened => opened,
+    }
 }
 
 impl FoundBlocks {
@@ -116,8 +146,8 @@ impl FoundBlocks {
     pub fn into_chain(self) -> Result<Chain, SourceError> {
         let Headers::Scanned(headers) = self.headers else { panic!("nobody has linked the headers before") };
         let tree = Arc::new(headers.link(&self.files, &[])?);
-        let active = tree.active_chain(&HashSet::new(), None);
-        Ok(Chain { files: self.files, tree, active })
+        let active = Arc::new(tree.active_chain(&HashSet::new(), None));
+        Ok(Chain { files: self.files, tree, active, node: None })
     }
 
     /// Returns the tree; the first time it is linked with the blocks that the database holds.
@@ -132,9 +162,35 @@ impl FoundBlocks {
         let Headers::Scanned(headers) = std::mem::replace(&mut self.headers, Headers::Failed) else {
             unreachable!("nobody comes again after linking has failed")
         };
-        let tree = Arc::new(headers.link(&self.files, &held)?);
+        let tree = Arc::new(link(*headers, &self.files, &held, self.node.is_some())?);
         self.headers = Headers::Linked(Arc::clone(&tree));
         Ok(tree)
+    }
+
+    /// Returns the linked tree, to add a node's headers to.
+    ///
+    /// # Panics
+    /// If it is not linked.
+    pub(super) fn tree_mut(&mut self) -> &mut HeaderTree {
+        match &mut self.headers {
+            // Nobody else holds it between two loads: it is not copied.
+            Headers::Linked(tree) => Arc::make_mut(tree),
+            _ => panic!("the tree is linked before nodes are asked"),
+        }
+    }
+
+    /// Whether a node is left that was not dropped.
+    pub(super) fn has_nodes_left(&self) -> bool {
+        self.node.as_ref().is_some_and(|node| node.check_left().is_ok())
+    }
+
+    /// Returns for each node how far its chain is that one, and how far it goes: its number, the last height that both
+    /// share, and the height of its tip.
+    pub(super) fn shares(&self, chain: &Chain) -> Vec<(usize, u32, u32)> {
+        let share = |tip: &NodeTip| {
+            (tip.peer, chain.tree.shared_height(&chain.active, tip.index), chain.tree.height(tip.index))
+        };
+        self.tips.iter().map(share).collect()
     }
 
     /// Looks for a block that could not be read where the scan saw it. True: it is elsewhere now, or its file has changed,
@@ -189,7 +245,10 @@ impl FoundBlocks {
         }
         self.tail_looks += 1;
         match self.look(client).await {
-            Ok(None) => Ok(false),
+            Ok(None) => {
+                let tree = self.tree(client).await?;
+                Ok(self.has_node_grown(&tree).await)
+            }
             Ok(Some((files, tree))) => {
                 self.set(files, tree);
                 Ok(true)
@@ -204,6 +263,11 @@ impl FoundBlocks {
     }
 
     fn set(&mut self, files: Arc<BlockFiles>, tree: Arc<HeaderTree>) {
+        if let Headers::Linked(older) = &self.headers {
+            for tip in &mut self.tips {
+                tip.index = tree.find(&older.hash(tip.index)).expect("its chain was adopted");
+            }
+        }
         self.files = files;
         self.headers = Headers::Linked(tree);
     }
@@ -212,8 +276,9 @@ impl FoundBlocks {
     async fn look(&self, client: &Client) -> Result<Option<Seen>, ReplayError> {
         let Headers::Linked(tree) = &self.headers else { return Ok(None) };
         let (before, tree, threads) = (self.files(), Arc::clone(tree), self.threads);
+        let (older, has_node) = (Arc::clone(&tree), self.node.is_some());
         let scanned = blocking(move || {
-            let now = BlockFiles::open(before.directory(), before.network())?;
+            let now = open_files(before.directory(), before.network(), has_node)?;
             let is_same = now.paths().len() == before.paths().len()
                 && before.unchanged(&now).iter().all(Option::is_some);
             if is_same {
@@ -224,13 +289,26 @@ impl FoundBlocks {
         });
         let Some((now, headers)) = scanned.await? else { return Ok(None) };
         let held = reconcile::held_blocks(client).await?;
-        let tree = headers.link(&now, &held)?;
+        let mut tree = link(headers, &now, &held, has_node)?;
+        for tip in &self.tips {
+            tree.adopt(&older, tip.index);
+        }
         Ok(Some((Arc::new(now), Arc::new(tree))))
     }
 }
 
 fn is_in_files(tree: &HeaderTree, hash: &Hash32) -> bool {
-    tree.find(hash).is_some_and(|index| tree.locations(index).any(|at| at.file != Location::HELD))
+    let is_in_files = |at: Location| at.is_in_file() || at.file == Location::BUILT_IN;
+    tree.find(hash).is_some_and(|index| tree.locations(index).any(is_in_files))
+}
+
+fn link(
+    headers: ScannedHeaders,
+    files: &BlockFiles,
+    held: &[HeldBlock],
+    has_node: bool,
+) -> Result<HeaderTree, SourceError> {
+    if has_node { Ok(headers.link_loosely(held)) } else { headers.link(files, held) }
 }
 
 /// Reads files off the runtime's threads.

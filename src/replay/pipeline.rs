@@ -193,7 +193,11 @@ impl Pipeline {
         let mut handles = Vec::new();
         for index in 0..threads {
             let parser = Parser {
-                reader: BatchReader::new(Arc::clone(chain), set.key().clone()),
+                reader: BatchReader::new(
+                    Arc::clone(chain),
+                    set.key().clone(),
+                    [Arc::clone(&stop), Arc::clone(&closing)],
+                ),
                 batches: Arc::clone(&batches),
                 gate: Arc::clone(&gate),
                 stop: Arc::clone(&stop),
@@ -376,7 +380,10 @@ impl Parser {
     /// Takes a batch and its permit under one lock: batches enter the gate in chain order.
     fn next_batch(&self) -> Option<(BatchPlan, Permit)> {
         let mut batches = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.closing.load(Ordering::Relaxed) {
+        if let Some(height) = batches.height_next() {
+            self.reader.await_block(height);
+        }
+        if self.closing.load(Ordering::Relaxed) || self.stop.load(Ordering::Relaxed) {
             return None;
         }
         let plan = batches.next(|height| self.reader.block_bytes(height))?;

@@ -1,10 +1,14 @@
 //! Reads the blocks of a batch from the block files and parses them.
 //!
-//! In: heights of the active chain. Out: a filled batch. A damaged record is tried again from its other copies; only
-//! when none is whole is it an error, which names file, offset and height.
+//! In: heights of the active chain. Out: a filled batch. A damaged record is tried again from its other copies, then
+//! asked of a node if there is one; only then is it an error, which names file, offset and height. Blocks that no file
+//! holds come from the node by the same path and through the same checks.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tracing::warn;
 
 use crate::chain::batch::Batch;
 use crate::chain::block::{BlockContext, BlockError, DamagedBlock, InvalidBlock, parse_block};
@@ -13,7 +17,8 @@ use crate::chain::header::HEADER_BYTES;
 use crate::network::Network;
 use crate::prevouts::FingerprintKey;
 use crate::source::blk::BlockFile;
-use crate::source::{ActiveChain, BlockFiles, HeaderTree, Location, SourceError};
+use crate::source::p2p::{SentBlock, Wishes};
+use crate::source::{ActiveChain, BlockFiles, HeaderTree, Location, Node, NodeError, SourceError};
 
 /// Why a block of the active chain was not taken.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +30,14 @@ pub enum ReadError {
         height: u32,
         /// What was said.
         source: SourceError,
+    },
+    /// No node can serve it: choose again with those that are left.
+    #[error("block at height {height}: {source}")]
+    Node {
+        /// Height of the block.
+        height: u32,
+        /// Why.
+        source: NodeError,
     },
     /// No file holds the block any more where the scan saw it: look again.
     #[error("the block at height {height} is not in {file} any more")]
@@ -74,16 +87,28 @@ impl ReadError {
             ReadError::Gone { height, hash, .. } | ReadError::Damaged { height, hash, .. } => {
                 Some((*height, *hash))
             }
-            ReadError::Source { .. } | ReadError::Invalid { .. } => None,
+            ReadError::Source { .. } | ReadError::Node { .. } | ReadError::Invalid { .. } => None,
         }
     }
 }
+
+/// Stands for the length of a block that has not arrived: more than any batch takes beside others.
+const UNKNOWN_BYTES: u64 = u32::MAX as u64;
 
 /// Why one copy of a block is of no use.
 enum CopyFault {
     /// Its file is away, or shorter than it was.
     Gone,
     Damaged(DamagedBlock),
+}
+
+impl std::fmt::Display for CopyFault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            CopyFault::Gone => f.write_str("the block is not where it was"),
+            CopyFault::Damaged(damage) => write!(f, "damaged block: {damage}"),
+        }
+    }
 }
 
 /// The active chain and where its blocks are.
@@ -94,7 +119,31 @@ pub struct Chain {
     /// All their headers.
     pub tree: Arc<HeaderTree>,
     /// The chosen branch.
-    pub active: ActiveChain,
+    pub active: Arc<ActiveChain>,
+    /// The nodes that chose it and have every block of it; `None`: the files alone suggest it.
+    pub node: Option<Arc<Node>>,
+}
+
+/// Those blocks of a chain that no file holds.
+#[derive(Debug)]
+struct NotInFiles {
+    tree: Arc<HeaderTree>,
+    active: Arc<ActiveChain>,
+}
+
+impl Wishes for NotInFiles {
+    fn next_from(&self, height: u32) -> Option<(u32, Hash32)> {
+        let is_wished = |index| self.tree.locations(index).next().is_some_and(is_sent);
+        (height..=self.active.tip_height()).find_map(|height| {
+            let index = self.active.at(height).filter(|&index| is_wished(index))?;
+            Some((height, self.tree.hash(index)))
+        })
+    }
+}
+
+/// Whether only a node can give the block.
+fn is_sent(location: Location) -> bool {
+    !location.is_in_file() && location.file != Location::BUILT_IN
 }
 
 impl Chain {
@@ -121,6 +170,19 @@ impl Chain {
     /// If the height is above the tip.
     pub fn location(&self, height: u32) -> Location {
         self.tree.locations(self.index(height)).next().expect("every block has a location")
+    }
+
+    /// Returns whether no file holds the block at a height, so that a node must send it.
+    ///
+    /// # Panics
+    /// If the height is above the tip.
+    pub fn is_sent(&self, height: u32) -> bool {
+        is_sent(self.location(height))
+    }
+
+    /// Returns what must come from the nodes.
+    pub fn wishes(&self) -> Arc<dyn Wishes> {
+        Arc::new(NotInFiles { tree: Arc::clone(&self.tree), active: Arc::clone(&self.active) })
     }
 
     /// Returns whether a damaged block is the last record of the last file and its end is blank: the node is still
@@ -172,17 +234,34 @@ impl Chain {
 pub struct BatchReader {
     chain: Arc<Chain>,
     key: FingerprintKey,
+    /// If any is set, nobody waits for a node any more.
+    given_up: [Arc<AtomicBool>; 2],
 }
 
 impl BatchReader {
-    /// Makes a reader; it opens files as it needs them.
-    pub fn new(chain: Arc<Chain>, key: FingerprintKey) -> Self {
-        BatchReader { chain, key }
+    /// Makes a reader; it opens files as it needs them. As soon as one of `given_up` is set it waits for no node.
+    pub fn new(chain: Arc<Chain>, key: FingerprintKey, given_up: [Arc<AtomicBool>; 2]) -> Self {
+        BatchReader { chain, key, given_up }
     }
 
-    /// Returns the length of the block at a height as its record says, bytes.
+    /// Waits until the block at a height is there, if a node must send it: what stands in the way is told when it is read.
+    pub fn await_block(&self, height: u32) {
+        if let Some(node) = self.chain.node.as_ref().filter(|_| self.chain.is_sent(height)) {
+            let _ = node.wait_for(height, &self.chain.hash(height), &|| self.is_given_up());
+        }
+    }
+
+    fn is_given_up(&self) -> bool {
+        self.given_up.iter().any(|flag| flag.load(Ordering::Relaxed))
+    }
+
+    /// Returns the length of the block at a height as its record says, or as it has arrived, bytes; more than any block
+    /// has while it has not: a batch ends before it.
     pub fn block_bytes(&self, height: u32) -> u64 {
-        self.chain.block_bytes(height)
+        match self.chain.node.as_ref().filter(|_| self.chain.is_sent(height)) {
+            Some(node) => node.arrived_bytes(height).unwrap_or(UNKNOWN_BYTES),
+            None => self.chain.block_bytes(height),
+        }
     }
 
     /// Fills an empty batch with the blocks of some heights.
@@ -198,6 +277,9 @@ impl BatchReader {
             let mut first_fault = None;
             let mut is_taken = false;
             for location in chain.tree.locations(chain.index(height)) {
+                if chain.node.is_some() && is_sent(location) {
+                    continue;
+                }
                 match self.read_copy(&chain, &mut open, location, &context, batch)? {
                     Ok(()) => {
                         is_taken = true;
@@ -208,7 +290,18 @@ impl BatchReader {
                     }
                 }
             }
-            if let (false, Some((location, fault))) = (is_taken, first_fault) {
+            if is_taken {
+                continue;
+            }
+            if let Some(node) = &chain.node {
+                if let Some((location, fault)) = first_fault {
+                    let (file, offset) = (chain.files.name(location), location.offset);
+                    warn!(height, file, offset, "{fault}: asking the node for the block");
+                } else {
+                    node.enter_bulk();
+                }
+                self.read_sent(&chain, node, &context, batch)?;
+            } else if let Some((location, fault)) = first_fault {
                 let (file, offset, hash) = (chain.files.name(location), location.offset, context.hash);
                 return Err(match fault {
                     CopyFault::Gone => ReadError::Gone { height, hash, file },
@@ -217,6 +310,35 @@ impl BatchReader {
             }
         }
         Ok(())
+    }
+
+    /// Appends a block that a node sends; one that sends something else is dropped, and the next one asked.
+    fn read_sent(
+        &self,
+        chain: &Chain,
+        node: &Node,
+        context: &BlockContext,
+        batch: &mut Batch,
+    ) -> Result<(), ReadError> {
+        let height = context.height;
+        loop {
+            let before = Lengths::of(batch);
+            let sent = node.take(height, &context.hash, &|| self.is_given_up());
+            let SentBlock { bytes, peer } = sent.map_err(|source| ReadError::Node { height, source })?;
+            batch.raw.extend_from_slice(&bytes);
+            match parse_block(batch, before.raw, context, &self.key) {
+                Ok(()) => return Ok(()),
+                Err(BlockError::Damaged(damage)) => {
+                    before.restore(batch);
+                    let hash_at = |height| (height <= chain.active.tip_height()).then(|| chain.hash(height));
+                    node.refuse(peer, height, damage.to_string(), hash_at);
+                }
+                Err(BlockError::Invalid(rule)) => {
+                    let (hash, file) = (context.hash, format!("what {} sends", node.address(peer)));
+                    return Err(ReadError::Invalid { height, hash, file, offset: 0, rule });
+                }
+            }
+        }
     }
 
     /// Appends one copy of a block; the inner error means that another copy may serve.
@@ -270,7 +392,7 @@ fn read_bytes<'a>(
         raw.extend_from_slice(&chain.network().genesis_block());
         return Ok(());
     }
-    if location.file == Location::HELD {
+    if is_sent(location) {
         let source = std::io::Error::from(std::io::ErrorKind::NotFound);
         return Err(SourceError::Read { path: chain.files.directory().to_owned(), offset: 0, source });
     }

@@ -74,13 +74,14 @@ pub async fn held_blocks(client: &Client) -> Result<Vec<HeldBlock>, ReplayError>
     let (mut prev_hash, mut chainwork_before) = ([0; 32], 0);
     for table in tables {
         let statement = format!(
-            "select hash, substr(chainwork, 17), extract(epoch from time)::int8 from {table} order by height"
+            "select hash, substr(chainwork, 17), extract(epoch from time)::int8, bits from {table} order by height"
         );
         for row in client.query(&statement, &[]).await.map_err(server("reading the blocks that are held"))? {
             let hash = hash_of(&row, 0);
             let chainwork = row.get::<_, &[u8]>(1).try_into().map_or(0, u128::from_be_bytes);
             let work = chainwork.saturating_sub(chainwork_before);
-            held.push(HeldBlock { hash, prev_hash, work, time: row.get::<_, i64>(2) as u32 });
+            let (time, bits) = (row.get::<_, i64>(2) as u32, row.get::<_, i64>(3) as u32);
+            held.push(HeldBlock { hash, prev_hash, work, time, bits });
             (prev_hash, chainwork_before) = (hash, chainwork);
         }
     }
@@ -136,7 +137,9 @@ pub async fn roll_back_to_fork(client: &mut Client, chain: &Chain) -> Result<Vec
     }
     let dropped = present.split_off(stay);
     if let (Some(first), Some(last)) = (dropped.first(), dropped.last()) {
-        check_loadable(chain, first.height_first, last.height_last)?;
+        if chain.node.is_none() {
+            check_loadable(chain, first.height_first, last.height_last)?;
+        }
         let fork_height = fork_height(client, chain, first).await?;
         record_disconnected(client, fork_height).await?;
         for segment in dropped.iter().rev() {

@@ -74,6 +74,11 @@ impl Batches {
         Batches { segments, segment: 0, height_next, seq_next: 0, batch_bytes }
     }
 
+    /// Returns the first height of the next batch.
+    pub fn height_next(&self) -> Option<u32> {
+        self.segments.get(self.segment).map(|_| self.height_next)
+    }
+
     /// Returns the next batch; it never crosses the end of a segment.
     pub fn next(&mut self, block_bytes: impl Fn(u32) -> u64) -> Option<BatchPlan> {
         let segment = self.segments.get(self.segment)?;

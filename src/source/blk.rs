@@ -139,6 +139,13 @@ impl Location {
     pub const BUILT_IN: u32 = u32::MAX;
     /// The file index of a block that only the database holds.
     pub const HELD: u32 = u32::MAX - 1;
+    /// The file index of a block whose header alone is known, from a node.
+    pub const PEER: u32 = u32::MAX - 2;
+
+    /// Returns whether a block file holds the block.
+    pub fn is_in_file(self) -> bool {
+        self.file < Location::PEER
+    }
 }
 
 /// What tells that a file has been written to, cut or replaced since.
@@ -216,6 +223,17 @@ impl BlockFiles {
         })
     }
 
+    /// Returns no files: a directory that is not there or empty, where a node has the blocks.
+    pub fn none(directory: &Path, network: Network) -> Self {
+        BlockFiles {
+            directory: directory.to_owned(),
+            paths: Vec::new(),
+            stamps: Vec::new(),
+            xor_key: None,
+            network,
+        }
+    }
+
     /// Returns the directory.
     pub fn directory(&self) -> &Path {
         &self.directory
@@ -261,6 +279,7 @@ impl BlockFiles {
         match self.paths.get(location.file as usize) {
             Some(path) => path.display().to_string(),
             None if location.file == Location::HELD => "the database".to_owned(),
+            None if location.file == Location::PEER => "what the node sends".to_owned(),
             None => "the built-in genesis block".to_owned(),
         }
     }

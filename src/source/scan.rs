@@ -39,6 +39,8 @@ pub struct Record {
     pub work: u128,
     /// Time in the header, seconds since 1970.
     pub time: u32,
+    /// Target in the header, compact form.
+    pub bits: u32,
     /// Offset of the header in the file, bytes.
     pub offset: u64,
     /// Length of the block as the record says, bytes.
@@ -170,6 +172,7 @@ impl Scanner<'_> {
             prev_hash: header.prev_hash,
             work,
             time: header.time,
+            bits: header.bits,
             offset,
             len,
             trust: if is_whole { Trust::Whole } else { Trust::Cut },

@@ -66,6 +66,7 @@ impl Board {
             database,
             server_pid: None,
             files_tip: None,
+            is_confirmed_by_node: false,
             height_attached: None,
             segments_planned: None,
             load: None,
@@ -118,6 +119,7 @@ impl Board {
         let attached = present.iter().take_while(|segment| segment.is_attached).last();
         self.change(|state| {
             state.files_tip = Some(FilesTip { height, hash: reversed_hex(&chain.hash(height)) });
+            state.is_confirmed_by_node = chain.node.is_some();
             state.segments_planned = Some((present.len() + missing.len()) as u64);
             state.height_attached = attached.map(|segment| segment.height_last);
         });

@@ -46,16 +46,20 @@ pub enum Step {
     EnterLive,
     /// Waiting for the server before the next try.
     WaitForServer,
+    /// Waiting for a node that is in initial download or behind.
+    WaitForNode,
     /// Everything that the files hold can be queried.
     Live,
 }
 
 impl Step {
-    /// The phase, in the Hive Application Framework's words: START, REINDEX, RESTORE (entering LIVE sync) or LIVE.
+    /// The phase, in the Hive Application Framework's words: START, REINDEX, RESTORE (entering LIVE sync) or LIVE; WAIT while a
+    /// node is waited for.
     #[must_use]
     pub fn phase(self) -> &'static str {
         match self {
             Step::Scan | Step::StartServer | Step::Install | Step::Compare | Step::WaitForServer => "START",
+            Step::WaitForNode => "WAIT",
             Step::ResumeUtxos | Step::RebuildUtxos | Step::Load => "REINDEX",
             Step::Restore | Step::Analyze | Step::EnterLive => "RESTORE",
             Step::Live => "LIVE",
@@ -77,6 +81,7 @@ impl Step {
             Step::Analyze => "gathering statistics",
             Step::EnterLive => "giving PostgreSQL its settings for LIVE",
             Step::WaitForServer => "waiting for PostgreSQL, then trying again",
+            Step::WaitForNode => "waiting for the node, which is behind",
             Step::Live => "all that the block files hold is queryable",
         }
     }
@@ -112,6 +117,9 @@ pub(super) struct State {
     pub server_pid: Option<i32>,
     /// The best chain in the files.
     pub files_tip: Option<FilesTip>,
+    /// Whether a node chose that chain, and so everything that readers see.
+    #[serde(default)]
+    pub is_confirmed_by_node: bool,
     /// Height that readers see.
     pub height_attached: Option<u32>,
     /// Segments that there will be, those that are there included.

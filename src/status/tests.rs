@@ -344,6 +344,7 @@ fn state(phase: &str) -> State {
         database: None,
         server_pid: None,
         files_tip: Some(FilesTip { height: 999, hash: "ff".to_owned() }),
+        is_confirmed_by_node: false,
         height_attached: Some(199),
         segments_planned: Some(5),
         load: (phase == "REINDEX").then_some(load),

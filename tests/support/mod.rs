@@ -24,5 +24,6 @@ pub mod blocks;
 pub mod ground_truth;
 pub mod model;
 pub mod node;
+pub mod peer;
 pub mod rows;
 pub mod sample;

@@ -62,9 +62,10 @@ impl HeaderTree {
 
     fn record(&self, entry: &Entry, prev_hash: Hash32, trust: Trust, location: Location) -> Record {
         let is_summed = entry.height != UNCONNECTED && entry.prev != NONE;
-        let work_before = if is_summed { self.entries[entry.prev as usize].work } else { 0 };
+        let work_before = if is_summed { self.chainwork(entry.prev) } else { 0 };
+        let work = entry.work.get() - work_before;
         let Location { offset, len, .. } = location;
-        let Entry { hash, time, .. } = *entry;
-        Record { hash, prev_hash, work: entry.work - work_before, time, offset, len, trust }
+        let Entry { hash, time, bits, .. } = *entry;
+        Record { hash, prev_hash, work, time, bits, offset, len, trust }
     }
 }

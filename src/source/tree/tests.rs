@@ -11,6 +11,7 @@ fn tree(blocks: &[(u8, u8)]) -> HeaderTree {
         prev_hash: hash(parent),
         work: 2,
         time: 0,
+        bits: 0x207f_ffff,
         offset: at as u64 * 1_000,
         len: 100,
         trust: Trust::Whole,
@@ -70,13 +71,20 @@ fn blocks_that_only_the_database_holds_connect_what_a_pruned_node_has() {
         prev_hash: hash(parent),
         work: 2,
         time: 0,
+        bits: 0x207f_ffff,
         offset: u64::from(seed) * 1_000,
         len: 100,
         trust: Trust::Whole,
     };
     tree.add_file(0, FileScan { records: vec![record(3, 2), record(4, 3)], ..FileScan::default() });
     for (seed, parent) in [(1, 0), (2, 1), (3, 2)] {
-        tree.add_held(&HeldBlock { hash: hash(seed), prev_hash: hash(parent), work: 2, time: 0 });
+        tree.add_held(&HeldBlock {
+            hash: hash(seed),
+            prev_hash: hash(parent),
+            work: 2,
+            time: 0,
+            bits: 0x207f_ffff,
+        });
     }
     tree.add_genesis();
     tree.link();
@@ -103,6 +111,7 @@ fn a_whole_copy_is_preferred_to_a_cut_one_wherever_it_stands() {
         prev_hash: hash(0),
         work: 2,
         time: 0,
+        bits: 0x207f_ffff,
         offset,
         len: 100,
         trust,
