@@ -3,7 +3,8 @@
 //! A chain is made of random blocks with coinbases repeated byte for byte (BIP30 twins), their spends repeated too, and
 //! now and then a broken rule. The plain map applies the rules one spend at a time. Both must agree on every coin, fee,
 //! reward and overwritten output, on the first broken rule, and on the coins that are left, whatever the budget, the
-//! places of the settlements, and however often the set is dropped and resumed from a checkpoint.
+//! places of the settlements, and however often the set is dropped and resumed from a checkpoint, or blocks are
+//! disconnected down to an earlier one and others connected in their place.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -73,7 +74,7 @@ struct Facts {
 }
 
 /// The rules, one spend at a time.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Model {
     coins: BTreeMap<OutPoint, Coin>,
     facts: Facts,
@@ -376,8 +377,25 @@ fn plan() -> impl Strategy<Value = Plan> {
     )
 }
 
-/// Runs one plan; returns what was overwritten, what waited and how often it resumed, to see that the test tests.
-fn run(plan: &Plan) -> Result<(usize, u64, usize), TestCaseError> {
+/// The plain map at a checkpoint, to which blocks may be disconnected.
+#[derive(Clone, Debug)]
+struct Snapshot {
+    height: u32,
+    model: Model,
+    facts: Facts,
+}
+
+/// What a plan came to, to see that the test tests.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    overwritten: usize,
+    waited: u64,
+    resumed: usize,
+    disconnected: u32,
+}
+
+/// Runs one plan.
+fn run(plan: &Plan) -> Result<Seen, TestCaseError> {
     let dir = tempfile::tempdir().unwrap();
     let mut random = Random(plan.seed | 1);
     let options = |random: &mut Random| UtxoOptions {
@@ -396,7 +414,8 @@ fn run(plan: &Plan) -> Result<(usize, u64, usize), TestCaseError> {
     let mut model = Model::default();
     let mut facts = Facts::default();
     let mut broken = None;
-    let (mut waited, mut resumed) = (0, 0);
+    let mut seen = Seen::default();
+    let mut snapshots: Vec<Snapshot> = Vec::new();
     for number in 1..=plan.batch_count {
         let mut blocks = Vec::new();
         for _ in 0..1 + random.below(4) {
@@ -418,7 +437,8 @@ fn run(plan: &Plan) -> Result<(usize, u64, usize), TestCaseError> {
         match outcome {
             Err(ConnectError::Broken(error)) => {
                 prop_assert_eq!(Some(error), broken);
-                return Ok((model.facts.overwritten.len(), waited, resumed));
+                seen.overwritten = model.facts.overwritten.len();
+                return Ok(seen);
             }
             outcome => outcome.unwrap(),
         }
@@ -431,14 +451,23 @@ fn run(plan: &Plan) -> Result<(usize, u64, usize), TestCaseError> {
         if random.one_in(2) {
             set.forget_before(height - random.below(2) as u32).unwrap();
         }
+        snapshots.push(Snapshot { height, model: model.clone(), facts: facts.clone() });
+        snapshots.retain(|snapshot| set.kept.iter().any(|kept| kept.height == snapshot.height));
         if random.one_in(2) {
-            waited += set.take_figures().waited;
+            // From the newest checkpoint, or from an earlier one: the blocks above it are disconnected.
+            snapshots.truncate(1 + random.below(snapshots.len()));
+            let to = snapshots.last().expect("the newest is kept").clone();
+            seen.waited += set.take_figures().waited;
             drop(set);
-            set = UtxoSet::resume(&options(&mut random), height, &hash).unwrap().expect("it is whole");
-            resumed += 1;
+            set = UtxoSet::resume(&options(&mut random), to.height, &[to.height as u8; 32])
+                .unwrap()
+                .expect("it is whole");
+            seen.resumed += 1;
+            seen.disconnected += height - to.height;
+            (miner.height, model, facts) = (to.height, to.model, to.facts);
         }
     }
-    waited += set.take_figures().waited;
+    seen.waited += set.take_figures().waited;
     let by_place = |overwritten: &Overwritten| (overwritten.by_tx_num, overwritten.vout);
     facts.overwritten.sort_by_key(by_place);
     model.facts.overwritten.sort_by_key(by_place);
@@ -447,7 +476,8 @@ fn run(plan: &Plan) -> Result<(usize, u64, usize), TestCaseError> {
         model.coins.iter().map(|((txid, vout), coin)| (set.key().fingerprint(txid, *vout), *coin)).collect();
     prop_assert_eq!(set.coin_count(), left.len() as u64);
     prop_assert_eq!(coins_of(&mut set), left);
-    Ok((model.facts.overwritten.len(), waited, resumed))
+    seen.overwritten = model.facts.overwritten.len();
+    Ok(seen)
 }
 
 proptest! {
@@ -459,8 +489,8 @@ proptest! {
 }
 
 #[test]
-fn random_chains_have_twins_waiting_spends_and_resumes() {
-    let (mut overwritten, mut waited, mut resumed) = (0, 0, 0);
+fn random_chains_have_twins_waiting_spends_resumes_and_disconnects() {
+    let mut all = Seen::default();
     for seed in 1..=20_u64 {
         let plan = Plan {
             seed: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15),
@@ -470,12 +500,14 @@ fn random_chains_have_twins_waiting_spends_and_resumes() {
             broken_one_in: 0,
             batch_count: 20,
         };
-        let figures = run(&plan).unwrap();
-        overwritten += figures.0;
-        waited += figures.1;
-        resumed += figures.2;
+        let seen = run(&plan).unwrap();
+        all.overwritten += seen.overwritten;
+        all.waited += seen.waited;
+        all.resumed += seen.resumed;
+        all.disconnected += seen.disconnected;
     }
-    assert!(overwritten > 50 && waited > 1_000 && resumed > 20, "{overwritten} {waited} {resumed}");
+    assert!(all.overwritten > 50 && all.waited > 1_000, "{all:?}");
+    assert!(all.resumed > 20 && all.disconnected > 20, "{all:?}");
 }
 
 #[test]
