@@ -1,12 +1,11 @@
 //! Chains made by `chaingen`: the same bytes for the same options, the promised mix, and a real node that accepts them.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "support/mod.rs"]
+mod support;
+
 use std::collections::HashMap;
 use std::fs;
-use std::net::TcpListener;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 use bitcoin::hashes::Hash;
 use bitcoin::script::Instruction;
@@ -14,6 +13,7 @@ use bitcoin::secp256k1::{Message, Secp256k1, VerifyOnly, schnorr};
 use bitcoin::sighash::{EcdsaSighashType, Prevouts, SighashCache, TapSighashType};
 use bitcoin::{Block, OutPoint, PublicKey, Script, TxOut, Weight, XOnlyPublicKey, ecdsa};
 use satgres::chaingen::{ChaingenError, Mix, Options, ScriptKind, generate, generate_on};
+use support::node::Node;
 use tempfile::TempDir;
 
 /// Generates a chain below a folder that is removed with the guard.
@@ -309,15 +309,17 @@ fn options_out_of_range_are_refused() {
 
 #[test]
 fn bitcoin_core_accepts_the_chain_and_agrees_on_the_utxo_set() {
-    let Some(programs) = bitcoind_dir() else {
-        eprintln!(
-            "SKIPPED: no Bitcoin Core, so no node judges the chain; \
-             build it with scripts/bitcoind or set SATGRES_BITCOIND_DIR"
-        );
+    let (dir, mix) = chain(260, 20, 42, 2);
+    let data_dir = dir.path().join("node");
+    fs::create_dir_all(data_dir.join("regtest/blocks")).unwrap();
+    fs::copy(dir.path().join("chain/blk00000.dat"), data_dir.join("regtest/blocks/blk00000.dat")).unwrap();
+    let Some(node) = Node::start(&data_dir, &["-reindex", "-blocksxor=0"], "a node judges the chain") else {
         return;
     };
-    let (dir, mix) = chain(260, 20, 42, 2);
-    let node = Node::reindex(&programs, &dir, 260);
+    node.wait_for_height(260);
+    let log = fs::read_to_string(data_dir.join("regtest/debug.log")).unwrap();
+    let failure = log.lines().find(|line| line.contains("[error]") || line.contains("ERROR"));
+    assert!(failure.is_none(), "the node says: {failure:?}");
     assert_eq!(node.cli(&["getblockcount"]), "260");
     assert_eq!(node.cli(&["getbestblockhash"]), mix.tip_hash);
     let text = node.cli(&["gettxoutsetinfo"]);
@@ -333,74 +335,9 @@ fn bitcoin_core_accepts_the_chain_and_agrees_on_the_utxo_set() {
     assert!(mix.inputs_by_age[0] > 100, "the node saw few spends inside a block");
 }
 
-/// Finds the folder of bitcoind and bitcoin-cli.
-fn bitcoind_dir() -> Option<PathBuf> {
-    if let Some(dir) = std::env::var_os("SATGRES_BITCOIND_DIR") {
-        return Some(PathBuf::from(dir));
-    }
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/bitcoind");
-    let Output { status, stdout, .. } = Command::new(script).arg("--check").output().ok()?;
-    status.success().then(|| PathBuf::from(String::from_utf8(stdout).unwrap().trim()))
-}
-
 fn push(instruction: Result<Instruction<'_>, bitcoin::script::Error>) -> &[u8] {
     match instruction {
         Ok(Instruction::PushBytes(bytes)) => bytes.as_bytes(),
         other => panic!("a scriptSig that does not only push: {other:?}"),
-    }
-}
-
-/// A node that ends with the test.
-struct Node {
-    daemon: Child,
-    cli: Command,
-}
-
-impl Node {
-    /// Starts a node that reads the chain's block files and waits until it is through.
-    fn reindex(programs: &Path, dir: &TempDir, height: u32) -> Self {
-        let data_dir = dir.path().join("node");
-        fs::create_dir_all(data_dir.join("regtest/blocks")).unwrap();
-        fs::copy(dir.path().join("chain/blk00000.dat"), data_dir.join("regtest/blocks/blk00000.dat"))
-            .unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let shared =
-            ["-regtest".to_owned(), format!("-datadir={}", data_dir.display()), format!("-rpcport={port}")];
-        let log = fs::File::create(dir.path().join("node.log")).unwrap();
-        let daemon = Command::new(programs.join("bitcoind"))
-            .args(&shared)
-            .args(["-reindex", "-server", "-listen=0", "-connect=0", "-dnsseed=0", "-fixedseeds=0"])
-            .args(["-maxtipage=3153600000", "-minimumchainwork=0", "-assumevalid=0", "-blocksxor=0"])
-            .stdout(log)
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut cli = Command::new(programs.join("bitcoin-cli"));
-        cli.args(&shared).args(["-rpcwait", "-rpcwaittimeout=60"]);
-        let node = Self { daemon, cli };
-        let deadline = Instant::now() + Duration::from_secs(120);
-        while node.cli(&["getblockcount"]) != height.to_string() {
-            let log = fs::read_to_string(dir.path().join("node.log")).unwrap();
-            let failure = log.lines().find(|line| line.contains("[error]") || line.contains("ERROR"));
-            assert!(failure.is_none(), "the node says: {failure:?}");
-            assert!(Instant::now() < deadline, "the node did not reach height {height}:\n{log}");
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        node
-    }
-
-    fn cli(&self, arguments: &[&str]) -> String {
-        let mut command = Command::new(self.cli.get_program());
-        let Output { status, stdout, stderr } =
-            command.args(self.cli.get_args()).args(arguments).output().unwrap();
-        assert!(status.success(), "bitcoin-cli {arguments:?}: {}", String::from_utf8_lossy(&stderr));
-        String::from_utf8(stdout).unwrap().trim().to_owned()
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.daemon.kill();
-        let _ = self.daemon.wait();
     }
 }
