@@ -43,15 +43,14 @@ struct Options {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let options = Options::parse();
-    for warning in harness::machine::warnings() {
-        println!("Warning: {warning}");
-    }
+    harness::machine::print_warnings();
     let chain = Chain::of(options.txs)?;
     let lab = Lab::open().await?;
     let mut replay_options = lab.replay_options(&chain, chain.bytes / options.segments);
 
     replay_options.utxos.cache_bytes_max = None;
-    let coins = replay(&lab, &replay_options).await?.utxos.coins_max as u64;
+    replay(&lab, &replay_options).await?;
+    let coins = lab.coins_max().await?;
     let mut rounds: Vec<Vec<Replayed>> = vec![Vec::new(); PERCENTS.len()];
     for _ in 0..options.rounds {
         for (at, percent) in PERCENTS.iter().enumerate() {

@@ -61,15 +61,13 @@ async fn main() -> anyhow::Result<()> {
     if let Some(procs) = &options.inside {
         return inside(&options, procs).await;
     }
-    for warning in harness::machine::warnings() {
-        println!("Warning: {warning}");
-    }
+    harness::machine::print_warnings();
     let chain = Chain::of(options.txs)?;
     let lab = Lab::open().await?;
     let mut replay_options = lab.replay_options(&chain, chain.bytes / options.segments);
     replay_options.utxos.cache_bytes_max = None;
     let whole = replay(&lab, &replay_options).await?;
-    let coins = coins_max(&lab).await?;
+    let coins = lab.coins_max().await?;
     println!(
         "{} transactions, {} MB of blocks; at most {coins} coins, {} MB",
         chain.txs,
@@ -119,20 +117,6 @@ async fn main() -> anyhow::Result<()> {
         .collect();
     println!("{}", slowdowns.join(" "));
     Ok(())
-}
-
-/// The largest number of unspent outputs at any height of the chain that was just loaded.
-async fn coins_max(lab: &Lab) -> anyhow::Result<u64> {
-    let most = "with changes (height, coins) as (
-           select chain.height(tx_num), 1 from chain.outputs
-           where substring(script, 1, 1) is distinct from '\\x6a' and length(script) <= 10000
-           union all
-           select chain.height(tx_num), -1 from chain.inputs where prev_tx_num is not null),
-         blocks (height, coins) as (select height, sum(coins) from changes group by height)
-         select max(coins)::int8 from (select sum(coins) over (order by height) as coins from blocks) heights";
-    let client = lab.pool()?.get().await?;
-    let coins: i64 = client.query_one(most, &[]).await?.get(0);
-    Ok(coins as u64)
 }
 
 /// Runs this program once more, with its server, inside a cgroup; returns the seconds, or `None` where there are no

@@ -37,9 +37,7 @@ struct Options {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let options = Options::parse();
-    for warning in harness::machine::warnings() {
-        println!("Warning: {warning}");
-    }
+    harness::machine::print_warnings();
     let chain = Chain::of(options.txs)?;
     let cores = std::thread::available_parallelism()?.get();
     let builds: Vec<usize> = [1, 2, 4, 8].into_iter().filter(|builds| *builds <= cores.max(2)).collect();

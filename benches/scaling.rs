@@ -41,9 +41,7 @@ struct Options {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let options = Options::parse();
-    for warning in harness::machine::warnings() {
-        println!("Warning: {warning}");
-    }
+    harness::machine::print_warnings();
     let chains = options.txs.iter().map(|&txs| Chain::of(txs)).collect::<anyhow::Result<Vec<_>>>()?;
     let lab = Lab::open().await?;
     let mut seconds = vec![Vec::new(); chains.len()];

@@ -9,7 +9,14 @@ pub fn warnings() -> Vec<String> {
     warnings_from(Path::new("/sys/devices/system/cpu"), &load, cfg!(debug_assertions))
 }
 
-/// The same from given facts: the folder of the processors, the text of `loadavg`, whether this is a debug build.
+/// Prints them, one a line.
+pub fn print_warnings() {
+    for warning in warnings() {
+        println!("Warning: {warning}");
+    }
+}
+
+/// Returns the warnings from given facts: the folder of the processors, the text of `loadavg`, whether this is a debug build.
 pub fn warnings_from(cpus: &Path, loadavg: &str, is_debug: bool) -> Vec<String> {
     let read = |path: &str| fs::read_to_string(cpus.join(path)).map(|text| text.trim().to_owned()).ok();
     let mut warnings = Vec::new();

@@ -76,9 +76,7 @@ impl Runner {
             if let Some(reason) = reason {
                 println!("No hardware counters here ({reason}): their columns are left out.");
             }
-            for warning in machine::warnings() {
-                println!("Warning: {warning}");
-            }
+            machine::print_warnings();
             println!();
         }
         let method = Method::of_this_clock(&options);

@@ -109,6 +109,20 @@ impl Lab {
         Ok(pool::pool(self.cluster.pg_config(), CONNECTIONS_MAX)?)
     }
 
+    /// Returns the largest number of unspent outputs at any height of the chain that was just loaded.
+    pub async fn coins_max(&self) -> anyhow::Result<u64> {
+        let most = "with changes (height, coins) as (
+               select chain.height(tx_num), 1 from chain.outputs
+               where substring(script, 1, 1) is distinct from '\\x6a' and length(script) <= 10000
+               union all
+               select chain.height(tx_num), -1 from chain.inputs where prev_tx_num is not null),
+             blocks (height, coins) as (select height, sum(coins) from changes group by height)
+             select max(coins)::int8 from (select sum(coins) over (order by height) as coins from blocks) heights";
+        let client = self.pool()?.get().await?;
+        let coins: i64 = client.query_one(most, &[]).await?.get(0);
+        Ok(coins as u64)
+    }
+
     /// Returns the process id of the server.
     pub fn postmaster(&self) -> i32 {
         self.cluster.postmaster().pid

@@ -26,8 +26,6 @@ pub struct Utxos {
     pub settlement_seconds: f64,
     pub written_bytes: i64,
     pub read_bytes: i64,
-    /// Most entries in cache and runs at the end of a segment.
-    pub coins_max: i64,
     /// Most bytes of the cache at the end of a segment.
     pub cache_bytes_max: i64,
 }
@@ -64,7 +62,6 @@ pub async fn replay(lab: &Lab, options: &ReplayOptions) -> anyhow::Result<Replay
             "select sum((detail->>'prevouts')::int8)::int8, sum((detail->>'prevouts_waited')::int8)::int8, \
              sum((detail->>'utxo_settlements')::int8)::int8, sum((detail->>'utxo_settlement_seconds')::float8), \
              sum((detail->>'utxo_written_bytes')::int8)::int8, sum((detail->>'utxo_read_bytes')::int8)::int8, \
-             max((detail->>'utxo_cache_coins')::int8 + (detail->>'utxo_run_coins')::int8), \
              max((detail->>'utxo_cache_bytes')::int8) \
              from ops.phases where run_id = $1 and detail ? 'prevouts'",
             &[&profile.run_id()],
@@ -77,8 +74,7 @@ pub async fn replay(lab: &Lab, options: &ReplayOptions) -> anyhow::Result<Replay
         settlement_seconds: figures.get(3),
         written_bytes: figures.get(4),
         read_bytes: figures.get(5),
-        coins_max: figures.get(6),
-        cache_bytes_max: figures.get(7),
+        cache_bytes_max: figures.get(6),
     };
     Ok(Replayed { round, heap_bytes: sizes.get(0), all_bytes: sizes.get(1), utxos })
 }

@@ -52,9 +52,7 @@ async fn main() -> anyhow::Result<()> {
     if options.quick {
         (options.txs, options.rounds) = (options.txs / 10, options.rounds.min(3));
     }
-    for warning in harness::machine::warnings() {
-        println!("Warning: {warning}");
-    }
+    harness::machine::print_warnings();
     let chain = Chain::of(options.txs)?;
     let lab = Lab::open().await?;
     let replay_options = lab.replay_options(&chain, chain.bytes / options.segments + 1);
