@@ -11,3 +11,4 @@ pub mod difficulty;
 pub mod hash;
 pub mod header;
 pub mod merkle;
+pub mod sha256;

@@ -53,6 +53,8 @@ use crate::source::{Node, NodeError, NodeOptions, SourceError};
 use crate::status::Step;
 use crate::stop::{Stop, Stopped};
 
+/// Cores that a load can keep busy: one parses and resolves, one encodes and sends, two copy inputs and outputs.
+const LOAD_CORES: usize = 4;
 /// How often it is looked whether blocks come from the nodes.
 const BULK_LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -328,9 +330,11 @@ async fn load_and_restore(
     Ok(ended)
 }
 
-/// While rows are loaded the cores are busy; one build at a time keeps the indexes coming.
-pub(crate) fn builds_while_loading(builds_max: usize) -> usize {
-    (builds_max / 2).max(1)
+/// Returns how many indexes are built beside a load, of those that may be when nothing is loaded: as many as there are
+/// cores that a load leaves idle. On two cores, which the load alone keeps busy, a build beside it cost 3.6 core-µs a
+/// transaction more than one afterwards (docs/benchmarks.md).
+pub fn builds_while_loading(builds_max: usize) -> usize {
+    builds_max.saturating_sub(LOAD_CORES)
 }
 
 /// How the task that restores ended.

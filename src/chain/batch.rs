@@ -109,6 +109,25 @@ pub struct Output {
     pub is_unspendable: bool,
 }
 
+/// What the parser notes about one block until its hashes are made.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Scratch {
+    /// Where each transaction stands.
+    pub(super) places: Vec<TxPlace>,
+    /// Transactions without their witnesses, one after the other, of those that have any.
+    pub(super) stripped: Vec<u8>,
+    /// Leaves of a merkle tree.
+    pub(super) leaves: Vec<Hash32>,
+}
+
+/// Where a transaction stands, bytes from the start of its block, and where without its witness, in
+/// [`Scratch::stripped`]; that range is empty if it has none.
+#[derive(Clone, Debug)]
+pub(crate) struct TxPlace {
+    pub(super) whole: std::ops::Range<usize>,
+    pub(super) stripped: std::ops::Range<usize>,
+}
+
 /// Consecutive blocks on their way through the replay.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
@@ -124,8 +143,8 @@ pub struct Batch {
     pub inputs: Vec<Input>,
     /// Outputs, in chain order.
     pub outputs: Vec<Output>,
-    /// Scratch for merkle trees.
-    pub(crate) hashes: Vec<Hash32>,
+    /// Scratch of the parser for one block.
+    pub(crate) scratch: Scratch,
     /// Outputs of earlier coinbases that this batch's twins overwrote (BIP30); set by the resolve stage.
     pub overwritten: Vec<Overwritten>,
 }
@@ -139,6 +158,20 @@ pub struct Overwritten {
     pub vout: u32,
     /// The later transaction.
     pub by_tx_num: i64,
+}
+
+impl Scratch {
+    pub(super) fn clear(&mut self) {
+        self.places.clear();
+        self.stripped.clear();
+        self.leaves.clear();
+    }
+
+    fn bytes(&self) -> usize {
+        self.places.capacity() * size_of::<TxPlace>()
+            + self.stripped.capacity()
+            + self.leaves.capacity() * size_of::<Hash32>()
+    }
 }
 
 impl Batch {
@@ -166,7 +199,7 @@ impl Batch {
             + txs * size_of::<Tx>()
             + inputs * size_of::<Input>()
             + outputs * size_of::<Output>()
-            + self.hashes.capacity() * size_of::<Hash32>()
+            + self.scratch.bytes()
     }
 
     /// Empties the batch and keeps its memory.

@@ -4,11 +4,14 @@
 //! In: the bytes of one block record, already appended to `Batch::raw`. Out: rows of facts in the batch. On an error
 //! the batch is not usable. Nothing here trusts a length: every count is paid for by bytes that are there.
 
-use super::batch::{BLOCK_TXS_MAX, Batch, Block, Input, Output, Span, Tx};
+use std::cell::Cell;
+
+use super::batch::{BLOCK_TXS_MAX, Batch, Block, Input, Output, Scratch, Span, Tx, TxPlace};
 use super::cursor::{Cursor, CursorError};
-use super::hash::{Hash32, script_hash, sha256d, sha256d_parts};
+use super::hash::{Hash32, script_hash_of, sha256d_parts};
 use super::header::{HEADER_BYTES, Header};
 use super::merkle::merkle_root;
+use super::sha256::{sha256_many, sha256d_many};
 use crate::prevouts::{Coin, FingerprintKey};
 
 /// Most weight of a block (`MAX_BLOCK_WEIGHT` in Bitcoin Core's `consensus/consensus.h`).
@@ -139,14 +142,18 @@ pub fn parse_block(
     key: &FingerprintKey,
 ) -> Result<(), BlockError> {
     let raw = std::mem::take(&mut batch.raw);
-    let parsed = parse_from(&raw, batch, raw_from, context, key);
+    let mut scratch = std::mem::take(&mut batch.scratch);
+    scratch.clear();
+    let parsed = parse_from(&raw, batch, &mut scratch, raw_from, context, key);
     batch.raw = raw;
+    batch.scratch = scratch;
     parsed
 }
 
 fn parse_from(
     raw: &[u8],
     batch: &mut Batch,
+    scratch: &mut Scratch,
     raw_from: usize,
     context: &BlockContext,
     key: &FingerprintKey,
@@ -155,20 +162,13 @@ fn parse_from(
     let mut cursor = Cursor::new(block);
     let header = Header::parse(&cursor.array::<HEADER_BYTES>()?);
     let tx_count = cursor.compact_size()?;
-    let (tx_first, input_first, output_first) = (batch.txs.len(), batch.inputs.len(), batch.outputs.len());
+    let first = First { tx: batch.txs.len(), input: batch.inputs.len(), output: batch.outputs.len() };
 
     let mut weight = WITNESS_SCALE * cursor.position() as u64;
     let mut invalid = None;
-    let mut wtxids_needed = false;
-    batch.hashes.clear();
     for index in 0..tx_count.min(BLOCK_TXS_MAX) as u32 {
-        let at = cursor.position();
-        let facts = parse_tx(&mut cursor, batch, raw_from, index, key)?;
-        invalid = invalid.or(facts.invalid);
-        wtxids_needed |= facts.has_witness;
+        invalid = invalid.or(parse_tx(&mut cursor, batch, scratch, raw_from, index, key)?);
         weight += u64::from(batch.txs.last().expect("just pushed").weight);
-        // Remembered until the commitment is known: where a transaction with a witness stands.
-        batch.hashes.push(if facts.has_witness { span_hash(at, cursor.position()) } else { [0xff; 32] });
     }
     if tx_count > BLOCK_TXS_MAX {
         return Err(InvalidBlock::TooManyTransactions { count: tx_count }.into());
@@ -176,30 +176,21 @@ fn parse_from(
     if cursor.remaining() != 0 {
         return Err(DamagedBlock::Trailing { count: cursor.remaining() }.into());
     }
+    hash_all(raw, block, batch, scratch, &first, key);
 
     // The merkle root first: only bytes that the header commits to may call a block invalid.
-    let mut spans = std::mem::take(&mut batch.hashes);
-    let mut txids: Vec<Hash32> = batch.txs[tx_first..].iter().map(|tx| tx.txid).collect();
-    let (root, mutated) = merkle_root(&mut txids);
+    scratch.leaves.extend(batch.txs[first.tx..].iter().map(|tx| tx.txid));
+    let (root, mutated) = merkle_root(&mut scratch.leaves);
     if root != header.merkle_root {
         return Err(DamagedBlock::MerkleRoot.into());
     }
     if mutated {
         return Err(DamagedBlock::MerkleMutated.into());
     }
-    if batch.txs.len() == tx_first {
+    if batch.txs.len() == first.tx {
         return Err(InvalidBlock::NoTransactions.into());
     }
-    check_witness(
-        raw,
-        block,
-        batch,
-        context,
-        &mut spans,
-        wtxids_needed,
-        (tx_first, input_first, output_first),
-    )?;
-    batch.hashes = spans;
+    check_witness(raw, block, batch, scratch, context, &first)?;
     if let Some(invalid) = invalid {
         return Err(invalid.into());
     }
@@ -213,9 +204,9 @@ fn parse_from(
         header,
         size: block.len() as u32,
         weight: weight as u32,
-        tx_count: (batch.txs.len() - tx_first) as u32,
-        input_count: (batch.inputs.len() - input_first) as u32,
-        output_count: (batch.outputs.len() - output_first) as u32,
+        tx_count: (batch.txs.len() - first.tx) as u32,
+        input_count: (batch.inputs.len() - first.input) as u32,
+        output_count: (batch.outputs.len() - first.output) as u32,
         fees_sat: 0,
         subsidy_sat: 0,
         unclaimed_sat: 0,
@@ -225,26 +216,54 @@ fn parse_from(
     Ok(())
 }
 
-/// Packs the place of a transaction into a hash-sized slot, so that one scratch vector serves both.
-fn span_hash(from: usize, to: usize) -> Hash32 {
-    let mut slot = [0; 32];
-    slot[..8].copy_from_slice(&(from as u64).to_le_bytes());
-    slot[8..16].copy_from_slice(&(to as u64).to_le_bytes());
-    slot
+/// Where a block's rows begin in its batch.
+struct First {
+    tx: usize,
+    input: usize,
+    output: usize,
 }
 
-struct TxFacts {
-    has_witness: bool,
-    invalid: Option<InvalidBlock>,
+/// Makes the txids, the script hashes, and the fingerprints that follow from the txids.
+fn hash_all(
+    raw: &[u8],
+    block: &[u8],
+    batch: &mut Batch,
+    scratch: &Scratch,
+    first: &First,
+    key: &FingerprintKey,
+) {
+    let Scratch { places, stripped, .. } = scratch;
+    let txs = &mut batch.txs[first.tx..];
+    let bytes = |index: usize| match &places[index] {
+        TxPlace { whole, stripped } if stripped.is_empty() => &block[whole.clone()],
+        TxPlace { stripped: range, .. } => &stripped[range.clone()],
+    };
+    sha256d_many(places.len(), bytes, |index, txid| txs[index].txid = txid);
+    let outputs = &mut batch.outputs[first.output..];
+    let mut left = &mut *outputs;
+    for tx in txs.iter() {
+        let (these, after) = left.split_at_mut(tx.output_count as usize);
+        key.fingerprint_outputs(&tx.txid, these);
+        left = after;
+    }
+    // The two closures need the outputs' scripts and their hashes at the same time.
+    let outputs = Cell::from_mut(outputs).as_slice_of_cells();
+    sha256_many(
+        outputs.len(),
+        |index| outputs[index].get().script.of(raw),
+        |index, hash| outputs[index].update(|output| Output { script_hash: script_hash_of(&hash), ..output }),
+    );
 }
 
+/// Parses one transaction, but for its hashes; returns the rule that it breaks by itself.
 fn parse_tx(
     cursor: &mut Cursor<'_>,
     batch: &mut Batch,
+    scratch: &mut Scratch,
     raw_from: usize,
     index: u32,
     key: &FingerprintKey,
-) -> Result<TxFacts, BlockError> {
+) -> Result<Option<InvalidBlock>, BlockError> {
     let span = |from: usize, len: usize| Span { from: (raw_from + from) as u32, len: len as u32 };
     let start = cursor.position();
     let version = cursor.u32()?;
@@ -278,7 +297,6 @@ fn parse_tx(
         });
     }
 
-    let output_first = batch.outputs.len();
     let output_count = cursor.compact_size()?;
     let mut value_sum_sat: u64 = 0;
     let mut in_range = true;
@@ -291,7 +309,7 @@ fn parse_tx(
         batch.outputs.push(Output {
             outpoint: Default::default(),
             value_sat,
-            script_hash: script_hash(script),
+            script_hash: [0; 16],
             script: span(from, len),
             is_unspendable: script.first() == Some(&OP_RETURN) || script.len() > SCRIPT_BYTES_MAX as usize,
         });
@@ -319,16 +337,13 @@ fn parse_tx(
     let locktime = cursor.u32()?;
     let end = cursor.position();
 
-    let txid = if has_witness {
-        sha256d_parts([
-            cursor.slice(start, start + 4),
-            cursor.slice(body, witness_from),
-            cursor.slice(witness_to, end),
-        ])
-    } else {
-        sha256d(cursor.slice(start, end))
-    };
-    key.fingerprint_outputs(&txid, &mut batch.outputs[output_first..]);
+    let stripped_from = scratch.stripped.len();
+    if has_witness {
+        for (from, to) in [(start, start + 4), (body, witness_from), (witness_to, end)] {
+            scratch.stripped.extend_from_slice(cursor.slice(from, to));
+        }
+    }
+    scratch.places.push(TxPlace { whole: start..end, stripped: stripped_from..scratch.stripped.len() });
 
     let size = end - start;
     let stripped = if has_witness { size - 2 - (witness_to - witness_from) } else { size };
@@ -343,7 +358,7 @@ fn parse_tx(
         None
     };
     batch.txs.push(Tx {
-        txid,
+        txid: [0; 32],
         version,
         locktime,
         size: size as u32,
@@ -352,43 +367,40 @@ fn parse_tx(
         output_count: output_count as u32,
         fee_sat: 0,
     });
-    Ok(TxFacts { has_witness, invalid })
+    Ok(invalid)
 }
 
 /// Checks the witness commitment (BIP141, `CheckWitnessMalleation` in Bitcoin Core's `validation.cpp`).
-///
-/// `slots` holds one entry a transaction: its place in `block`, or all ones where it has no witness.
 fn check_witness(
     raw: &[u8],
     block: &[u8],
     batch: &Batch,
+    scratch: &mut Scratch,
     context: &BlockContext,
-    slots: &mut [Hash32],
-    any_witness: bool,
-    (tx_first, input_first, output_first): (usize, usize, usize),
+    first: &First,
 ) -> Result<(), DamagedBlock> {
-    let coinbase = &batch.txs[tx_first];
-    let outputs = &batch.outputs[output_first..output_first + coinbase.output_count as usize];
+    let Scratch { places, leaves, .. } = scratch;
+    let txs = &batch.txs[first.tx..];
+    let outputs = &batch.outputs[first.output..first.output + txs[0].output_count as usize];
     let commitment = context.segwit_active.then(|| last_commitment(raw, outputs)).flatten();
+    let has_witness = |index: &usize| !places[*index].stripped.is_empty();
     let Some(commitment) = commitment else {
-        return if any_witness { Err(DamagedBlock::UnexpectedWitness) } else { Ok(()) };
+        let is_any = (0..places.len()).any(|index| has_witness(&index));
+        return if is_any { Err(DamagedBlock::UnexpectedWitness) } else { Ok(()) };
     };
     // One item of 32 bytes: a count of 1, a length of 32, the nonce.
-    let nonce = match batch.inputs.get(input_first).map(|input| input.witness.of(raw)) {
+    let nonce = match batch.inputs.get(first.input).map(|input| input.witness.of(raw)) {
         Some([1, 32, nonce @ ..]) if nonce.len() == 32 => nonce,
         _ => return Err(DamagedBlock::WitnessCommitment),
     };
-    for (index, slot) in slots.iter_mut().enumerate() {
-        let place = |at: usize| u64::from_le_bytes(slot[at..at + 8].try_into().expect("8 bytes")) as usize;
-        *slot = if index == 0 {
-            [0; 32]
-        } else if *slot == [0xff; 32] {
-            batch.txs[tx_first + index].txid
-        } else {
-            sha256d(&block[place(0)..place(8)])
-        };
-    }
-    let (root, _) = merkle_root(slots);
+    // A transaction without a witness has its txid as its wtxid; the coinbase counts as zeros.
+    leaves.clear();
+    leaves.extend(txs.iter().map(|tx| tx.txid));
+    let others: Vec<usize> = (1..places.len()).filter(has_witness).collect();
+    let bytes = |other: usize| &block[places[others[other]].whole.clone()];
+    sha256d_many(others.len(), bytes, |other, wtxid| leaves[others[other]] = wtxid);
+    leaves[0] = [0; 32];
+    let (root, _) = merkle_root(leaves);
     if sha256d_parts([&root, nonce, &[]]) != commitment {
         Err(DamagedBlock::WitnessCommitment)
     } else {

@@ -1,32 +1,43 @@
 //! The hashes of the chain: double SHA-256 and the script hash. Byte order is internal everywhere; only text that
 //! people read is reversed.
 
-use bitcoin::hashes::{Hash, HashEngine, sha256, sha256d};
+use bitcoin::hashes::{self, Hash, HashEngine};
 
 /// A block hash or txid, 32 bytes, internal byte order.
 pub type Hash32 = [u8; 32];
 
+/// Returns SHA-256 of the bytes.
+#[inline]
+pub fn sha256(bytes: &[u8]) -> Hash32 {
+    hashes::sha256::Hash::hash(bytes).to_byte_array()
+}
+
 /// Returns SHA-256 of SHA-256 of the bytes.
 #[inline]
 pub fn sha256d(bytes: &[u8]) -> Hash32 {
-    sha256d::Hash::hash(bytes).to_byte_array()
+    hashes::sha256d::Hash::hash(bytes).to_byte_array()
 }
 
 /// Returns SHA-256 of SHA-256 of the parts, one after the other.
 #[inline]
 pub fn sha256d_parts(parts: [&[u8]; 3]) -> Hash32 {
-    let mut engine = sha256d::Hash::engine();
+    let mut engine = hashes::sha256d::Hash::engine();
     for part in parts {
         engine.input(part);
     }
-    sha256d::Hash::from_engine(engine).to_byte_array()
+    hashes::sha256d::Hash::from_engine(engine).to_byte_array()
 }
 
 /// Returns the script hash: the first 16 bytes of SHA-256 of a scriptPubKey, in order.
 #[inline]
 pub fn script_hash(script: &[u8]) -> [u8; 16] {
-    let hash = sha256::Hash::hash(script).to_byte_array();
-    hash[..16].try_into().expect("16 of 32 bytes")
+    script_hash_of(&sha256(script))
+}
+
+/// Returns the script hash from the SHA-256 of a scriptPubKey.
+#[inline]
+pub fn script_hash_of(sha256: &Hash32) -> [u8; 16] {
+    sha256[..16].try_into().expect("16 of 32 bytes")
 }
 
 /// Returns the hex that people know: bytes reversed.

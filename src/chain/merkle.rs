@@ -1,6 +1,7 @@
 //! Merkle roots, with the check for duplicated tails (CVE-2012-2459).
 
 use super::hash::{Hash32, sha256d};
+use super::sha256::sha256d_many;
 
 /// Computes the merkle root in place; the slice is used up as scratch.
 ///
@@ -8,28 +9,24 @@ use super::hash::{Hash32, sha256d};
 /// the same root, and the block must be refused (`ComputeMerkleRoot` in Bitcoin Core's `consensus/merkle.cpp`).
 /// An empty list gives zeros.
 pub fn merkle_root(hashes: &mut [Hash32]) -> (Hash32, bool) {
-    let mut count = hashes.len();
     let mut mutated = false;
-    if count == 0 {
+    if hashes.is_empty() {
         return ([0; 32], false);
     }
+    let mut count = hashes.len();
+    let mut scratch = vec![[0; 32]; count.div_ceil(2)];
+    let (mut level, mut above) = (hashes, scratch.as_mut_slice());
     while count > 1 {
-        let mut pair = [0; 64];
-        for index in 0..count.div_ceil(2) {
-            let left = hashes[index * 2];
-            let right = if index * 2 + 1 < count {
-                mutated |= left == hashes[index * 2 + 1];
-                hashes[index * 2 + 1]
-            } else {
-                left
-            };
-            pair[..32].copy_from_slice(&left);
-            pair[32..].copy_from_slice(&right);
-            hashes[index] = sha256d(&pair);
+        let (pairs, odd) = level[..count].as_chunks::<2>();
+        mutated |= pairs.iter().any(|[left, right]| left == right);
+        sha256d_many(pairs.len(), |pair| pairs[pair].as_flattened(), |pair, hash| above[pair] = hash);
+        if let [last] = odd {
+            above[pairs.len()] = sha256d([*last, *last].as_flattened());
         }
         count = count.div_ceil(2);
+        (level, above) = (above, level);
     }
-    (hashes[0], mutated)
+    (level[0], mutated)
 }
 
 #[cfg(test)]
