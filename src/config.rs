@@ -174,6 +174,8 @@ pub struct ReplaySettings {
     pub segment_bytes: u64,
     /// Threads that parse blocks, of which half as many encode rows; `None` leaves it to the plan.
     pub threads: Option<usize>,
+    /// Index builds beside a load; `None`: what the plan gives.
+    pub builds_while_loading: Option<usize>,
     /// Bytes of blocks in a batch.
     pub batch_bytes: u64,
     /// Most bytes between reading and sending; `None` leaves it to the plan.
@@ -289,6 +291,11 @@ impl Settings {
             ),
             pipeline_bytes: found("replay.pipeline_bytes", self.replay.pipeline_bytes),
             threads: self.replay.threads.zip(source("replay.threads")).map(|(n, from)| Found::new(n, from)),
+            builds_while_loading: self
+                .replay
+                .builds_while_loading
+                .zip(source("replay.builds_while_loading"))
+                .map(|(n, from)| Found::new(n, from)),
         }
     }
 
@@ -316,6 +323,9 @@ impl Settings {
                 Tune::Off => "off".to_owned(),
             },
             "replay.threads" => self.replay.threads.map_or_else(|| "auto".to_owned(), |n| n.to_string()),
+            "replay.builds_while_loading" => {
+                self.replay.builds_while_loading.map_or_else(|| "auto".to_owned(), |n| n.to_string())
+            }
             "replay.batch_bytes" => format_size(self.replay.batch_bytes),
             "replay.pipeline_bytes" => {
                 self.replay.pipeline_bytes.map_or_else(|| "auto".to_owned(), format_size)
@@ -388,6 +398,7 @@ impl Values {
             replay: ReplaySettings {
                 segment_bytes: self.get("replay.segment_bytes", size)?.unwrap_or(50 << 30),
                 threads: self.get("replay.threads", parse_threads)?.flatten(),
+                builds_while_loading: self.get("replay.builds_while_loading", parse_builds)?.flatten(),
                 batch_bytes: self.get("replay.batch_bytes", size_not_zero)?.unwrap_or(4 << 20),
                 pipeline_bytes: self.get("replay.pipeline_bytes", parse_pipeline_bytes)?.flatten(),
                 utxo_cache_bytes: self.get("replay.utxo_cache", parse_size_or_auto)?.flatten(),
@@ -443,6 +454,17 @@ fn parse_detail(text: &str) -> Result<Detail, String> {
         "full" => Ok(Detail::Full),
         "none" => Ok(Detail::None),
         _ => Err("use full or none".to_owned()),
+    }
+}
+
+/// A number of index builds; `auto` leaves it to the machine.
+fn parse_builds(text: &str) -> Result<Option<usize>, String> {
+    match text {
+        "auto" => Ok(None),
+        text => match text.parse() {
+            Ok(builds @ 0..=32) => Ok(Some(builds)),
+            _ => Err(format!("{text:?} is neither auto nor a number from 0 to 32")),
+        },
     }
 }
 

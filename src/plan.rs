@@ -86,6 +86,8 @@ pub struct Overrides {
     pub pipeline_bytes: Option<Found<u64>>,
     /// Threads that parse blocks.
     pub threads: Option<Found<usize>>,
+    /// Index builds beside a load.
+    pub builds_while_loading: Option<Found<usize>>,
 }
 
 /// Who gets what in one phase.
@@ -109,7 +111,7 @@ pub struct Plan {
     pub pipeline_bytes: u64,
     /// Threads that parse blocks.
     pub threads: usize,
-    /// Index builds at once.
+    /// Index builds at once; while rows are loaded that may be none.
     pub builds: usize,
     /// Sort memory of one index build, bytes.
     pub maintenance_work_mem_bytes: u64,

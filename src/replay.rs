@@ -53,8 +53,6 @@ use crate::source::{Node, NodeError, NodeOptions, SourceError};
 use crate::status::Step;
 use crate::stop::{Stop, Stopped};
 
-/// Cores that a load can keep busy: one parses and resolves, one encodes and sends, two copy inputs and outputs.
-const LOAD_CORES: usize = 4;
 /// How often it is looked whether blocks come from the nodes.
 const BULK_LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -77,6 +75,8 @@ pub struct ReplayOptions {
     pub threads: usize,
     /// Index builds that may run side by side when nothing is being loaded.
     pub builds_max: usize,
+    /// Index builds that may run beside a load.
+    pub builds_while_loading: usize,
     /// Sort memory of one build, bytes.
     pub build_bytes: u64,
     /// What is stored of what could be left out.
@@ -280,7 +280,7 @@ async fn load_and_restore(
 ) -> Result<Option<PipelineError>, ReplayError> {
     let is_loading = !segments.is_empty();
     let (loaded, to_restore) = mpsc::unbounded_channel();
-    let builds_first = if is_loading { builds_while_loading(options.builds_max) } else { options.builds_max };
+    let builds_first = if is_loading { options.builds_while_loading } else { options.builds_max };
     let (builds_sender, builds) = watch::channel(builds_first);
     for segment in present.iter().filter(|segment| !segment.is_attached) {
         let _ = loaded.send(segment.clone());
@@ -328,13 +328,6 @@ async fn load_and_restore(
         profile.took(seconds, "Restored constraints", Figures::default()).record(&client).await;
     }
     Ok(ended)
-}
-
-/// Returns how many indexes are built beside a load, of those that may be when nothing is loaded: as many as there are
-/// cores that a load leaves idle. On two cores, which the load alone keeps busy, a build beside it cost 3.6 core-µs a
-/// transaction more than one afterwards (docs/benchmarks.md).
-pub fn builds_while_loading(builds_max: usize) -> usize {
-    builds_max.saturating_sub(LOAD_CORES)
 }
 
 /// How the task that restores ended.

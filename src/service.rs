@@ -137,6 +137,7 @@ impl Run<'_> {
         leaked::sweep(server, pool).await;
         let mut options = replay_options(self.settings, &self.plans);
         options.builds_max = server.builds_max(options.builds_max);
+        options.builds_while_loading = options.builds_while_loading.min(options.builds_max);
         let outcome = replay::run(pool, &mut self.found, &options, &self.profile, &self.stop).await?;
         self.stop.or(replay::analyze(pool, &self.profile)).await??;
         Ok(outcome.tip_height)
@@ -278,6 +279,7 @@ fn replay_options(settings: &Settings, plans: &Plans) -> ReplayOptions {
         pipeline_bytes: plans.replay.pipeline_bytes - peer_window_bytes,
         threads: plans.replay.threads,
         builds_max: plans.restore.builds,
+        builds_while_loading: plans.replay.builds,
         build_bytes: plans.restore.maintenance_work_mem_bytes,
         store: Store {
             witness: settings.store.witness == Detail::Full,

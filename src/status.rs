@@ -43,7 +43,7 @@ use crate::{
     pg::builds::{Beside, Builds, declared_cost, restore_seconds},
     pg::{external::Error as ExternalError, target::Target},
     process::{self, Presence, rss_bytes},
-    replay::{builds_while_loading, progress::LoadFigures},
+    replay::progress::LoadFigures,
 };
 
 /// Longest wait for everything.
@@ -297,7 +297,8 @@ fn eta(told: &Told, load: Option<&LoadFigures>, database: &Database) -> Eta {
     let Some(state) = told.running() else { return Eta::default() };
     let load_seconds = load.and_then(|load| load.eta_seconds);
     let is_restoring = state.phase == "RESTORE";
-    let builds_max = state.plans.iter().find(|plan| plan.phase == "restore").map_or(1, |plan| plan.builds);
+    let builds_of = |phase| state.plans.iter().find(|plan| plan.phase == phase).map(|plan| plan.builds);
+    let builds_max = builds_of("restore").unwrap_or(1);
     let restore = |builds: &Builds| match (load, load_seconds) {
         (Some(load), Some(seconds)) if load.counted.bytes > 0 => {
             let bytes_left = load.bytes_total.saturating_sub(load.bytes_committed) as f64;
@@ -305,7 +306,7 @@ fn eta(told: &Told, load: Option<&LoadFigures>, database: &Database) -> Eta {
             let loaded = database.segments.map_or(0, |segments| segments.loaded);
             let segments_left = state.segments_planned.unwrap_or(0).saturating_sub(loaded).max(1);
             let cost_last = cost_to_come / segments_left as f64;
-            let beside = Beside { seconds, builds: builds_while_loading(builds_max as usize) as u64 };
+            let beside = Beside { seconds, builds: builds_of("replay").unwrap_or(0).min(builds_max) };
             Some(restore_seconds(builds, cost_to_come, cost_last, Some(beside), builds_max))
         }
         _ => is_restoring.then(|| restore_seconds(builds, 0.0, 0.0, None, builds_max)),

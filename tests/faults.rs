@@ -334,7 +334,11 @@ fn what_a_killed_run_left_on_the_server_is_ended() {
 fn a_failed_build_ends_the_load_at_once() {
     let satgres = Satgres::new();
     on_build(&satgres, "raise exception 'no index today' using errcode = 'P0001'");
-    let output = satgres.run_expect_failure("regtest", blocks_dir(), &["--segment-bytes", "50KiB"]);
+    let output = satgres.run_expect_failure(
+        "regtest",
+        blocks_dir(),
+        &["--segment-bytes", "50KiB", "--builds-while-loading", "1"],
+    );
     assert!(output.contains("no index today"), "{output}");
     assert!(!output.contains("PROFILE: Entering LIVE sync"), "{output}");
     let_build(&satgres);

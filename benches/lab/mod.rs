@@ -159,6 +159,7 @@ impl Lab {
             pipeline_bytes: self.plan.pipeline_bytes,
             threads: self.plan.threads,
             builds_max: self.restore_plan.builds,
+            builds_while_loading: self.plan.builds,
             build_bytes: self.restore_plan.maintenance_work_mem_bytes,
             store: Store { witness: true, script_sig: true },
             utxos: UtxoOptions {

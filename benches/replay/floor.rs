@@ -8,8 +8,8 @@ use futures_util::SinkExt;
 use satgres::pg::restore::restore;
 use satgres::pg::segments::{self, SegmentRow, copy_sql, create_table_sql};
 use satgres::profile::Profile;
+use satgres::replay::ReplayOptions;
 use satgres::replay::schedule::Segment;
-use satgres::replay::{ReplayOptions, builds_while_loading};
 use satgres::rows::{COPY_HEADER, COPY_TRAILER, Table};
 use tokio::sync::{mpsc, watch};
 
@@ -36,7 +36,7 @@ pub async fn run_with(
 ) -> anyhow::Result<Round> {
     let watch = Watch::start(lab.postmaster());
     let (loaded, to_restore) = mpsc::unbounded_channel();
-    let (builds, builds_max) = watch::channel(builds_while_loading(options.builds_max));
+    let (builds, builds_max) = watch::channel(options.builds_while_loading);
     let restoring =
         tokio::spawn(restore(pool.clone(), to_restore, builds_max, options.build_bytes, Profile::quiet()));
     for segment in &rows.segments {

@@ -182,6 +182,9 @@ pub(super) struct RunArgs {
     /// Threads that parse blocks [default: one per core]
     #[arg(long, value_name = "N")]
     pub(super) threads: Option<String>,
+    /// Index builds beside the load [default: one for each core beyond four]
+    #[arg(long, value_name = "N")]
+    pub(super) builds_while_loading: Option<String>,
     /// Bytes of blocks that travel the pipeline together [default: 4MiB]
     #[arg(long, value_name = "SIZE")]
     pub(super) batch_bytes: Option<String>,
@@ -301,6 +304,7 @@ pub(super) fn low_args(cli: &Cli) -> LowArgs {
         take("until_synced", &args.until_synced.then(|| "true".to_owned()));
         take("replay.segment_bytes", &args.segment_bytes);
         take("replay.threads", &args.threads);
+        take("replay.builds_while_loading", &args.builds_while_loading);
         take("replay.batch_bytes", &args.batch_bytes);
         take("replay.pipeline_bytes", &args.pipeline_bytes);
         take("replay.utxo_cache_buckets", &args.utxo_cache_buckets);

@@ -51,6 +51,7 @@ struct File {
 struct Replay {
     segment_bytes: Option<Scalar>,
     threads: Option<Scalar>,
+    builds_while_loading: Option<Scalar>,
     batch_bytes: Option<Scalar>,
     pipeline_bytes: Option<Scalar>,
     utxo_cache: Option<Scalar>,
@@ -101,6 +102,7 @@ fn parse(text: &str, path: &Path) -> Result<BTreeMap<&'static str, (String, Orig
         ("log", file.log),
         ("replay.segment_bytes", replay.segment_bytes),
         ("replay.threads", replay.threads),
+        ("replay.builds_while_loading", replay.builds_while_loading),
         ("replay.batch_bytes", replay.batch_bytes),
         ("replay.pipeline_bytes", replay.pipeline_bytes),
         ("replay.utxo_cache", replay.utxo_cache),

@@ -81,6 +81,12 @@ pub const OPTIONS: &[OptionSpec] = &[
         "Blocks in one partition: fewer segments make look-ups faster, more make a crash cheaper. 0: one per block.",
     ),
     option("replay.threads", "threads", "\"auto\"", "Threads that parse blocks; auto is one per core."),
+    option(
+        "replay.builds_while_loading",
+        "builds-while-loading",
+        "\"auto\"",
+        "Index builds beside the load; auto is one for each core beyond four. 0: indexes come after the last row.",
+    ),
     option("replay.batch_bytes", "batch-bytes", "\"4MiB\"", "Blocks that travel the pipeline together."),
     option(
         "replay.pipeline_bytes",

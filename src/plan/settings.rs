@@ -132,8 +132,13 @@ fn work(entries: &mut Entries<'_>, phase: Phase, overrides: &Overrides, shares: 
         };
         entries.add(Kind::Work, "threads", Value::Count(shares.threads as u64), origin, why.to_owned());
     }
+    let (cpus, asked) = match (&overrides.builds_while_loading, phase) {
+        (Some(asked), Phase::Replay) => (asked.source.clone(), true),
+        _ => (cpus, false),
+    };
     let why = match phase {
-        Phase::Replay => "half of the cores build while the others load",
+        Phase::Replay if asked => "asked for",
+        Phase::Replay => "beside the load, one for each core beyond the four that a load keeps busy",
         Phase::Restore => "one serial build a core is fastest, as far as sort memory reaches",
         Phase::Live => "indexes of new segments only",
     };

@@ -42,6 +42,9 @@ const LIVE_CONNECTIONS_BYTES_MAX: u64 = 256 * MIB;
 /// Sort memory of a build: 16 to 64 MB were fastest, more was slower.
 const BUILD_BYTES_MIN: u64 = 16 * MIB;
 const BUILD_BYTES_MAX: u64 = 64 * MIB;
+/// Cores that a load keeps busy: one parses and resolves, one encodes and sends, two copy inputs and outputs. On two cores
+/// a build beside it cost 3.6 core-µs a transaction more than one afterwards (docs/benchmarks.md).
+const LOAD_CPUS: u64 = 4;
 /// Builds at once: each has a connection, of which the service takes 40.
 const BUILDS_MAX: u64 = 32;
 /// Statements that sort or hash at the same time while the chain is loaded: a rebuild of the UTXO set, a check.
@@ -136,7 +139,10 @@ impl Shares {
             tuned,
         };
         match phase {
-            Phase::Replay | Phase::Restore => shares.load(phase, cpus),
+            Phase::Replay | Phase::Restore => {
+                let builds_while_loading = overrides.builds_while_loading.as_ref();
+                shares.load(phase, cpus, builds_while_loading.map(|asked| asked.value as u64));
+            }
             Phase::Live => shares.serve(cpus),
         }
         let used = sum(shares.parts().iter().map(|part| part.bytes));
@@ -151,7 +157,7 @@ impl Shares {
 
     /// PostgreSQL while rows come in and indexes are built: little for itself, the rest to our cache and the page cache.
     /// What only a restart changes is the same in both phases.
-    fn load(&mut self, phase: Phase, cpus: u64) {
+    fn load(&mut self, phase: Phase, cpus: u64, builds_while_loading: Option<u64>) {
         let ram = self.ram_bytes;
         self.shared_buffers = (ram / 8).min(REPLAY_BUFFERS_BYTES_MAX);
         self.connections = (ram / 16).min(REPLAY_CONNECTIONS_BYTES_MAX);
@@ -159,14 +165,17 @@ impl Shares {
         self.sort_count = REPLAY_SORTS;
         self.sorts = self.work_mem * HASH_MEM_MULTIPLIER * REPLAY_SORTS;
         self.autovacuum_work_mem = (ram / 128).min(REPLAY_AUTOVACUUM_WORK_MEM_MAX);
-        // One build per core; half of them while rows are loaded as well.
-        let (budget, wanted) = match phase {
-            Phase::Replay => (ram / 16, (cpus / 2).clamp(1, BUILDS_MAX)),
-            Phase::Restore | Phase::Live => (ram / 8, cpus.min(BUILDS_MAX)),
+        // One build per core; while rows are loaded as well, one for each core that the load leaves idle, at most half.
+        let (budget, wanted) = match (phase, builds_while_loading) {
+            (Phase::Replay, Some(asked)) => (ram / 16, asked.min(BUILDS_MAX)),
+            (Phase::Replay, None) => (ram / 16, cpus.saturating_sub(LOAD_CPUS).min(cpus / 2).min(BUILDS_MAX)),
+            (Phase::Restore | Phase::Live, _) => (ram / 8, cpus.min(BUILDS_MAX)),
         };
         self.builds = budget.min(wanted * BUILD_BYTES_MAX);
-        self.maintenance_work_mem = (budget / wanted).clamp(BUILD_BYTES_MIN.min(budget), BUILD_BYTES_MAX);
-        self.build_count = (budget / self.maintenance_work_mem).clamp(1, wanted) as usize;
+        // Without builds it is for whatever else an operator does meanwhile.
+        let each = budget / wanted.max(cpus / 2).clamp(1, BUILDS_MAX);
+        self.maintenance_work_mem = each.clamp(BUILD_BYTES_MIN.min(budget), BUILD_BYTES_MAX);
+        self.build_count = (budget / self.maintenance_work_mem).clamp(wanted.min(1), wanted) as usize;
     }
 
     /// PostgreSQL for readers: PGTune's formulas on what our caches leave.

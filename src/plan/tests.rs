@@ -44,7 +44,7 @@ fn single_board_computers() {
         "1 GiB, 4 cores, SD card",
         &machine(1024, 4, DiskKind::Ssd),
         [
-            "utxo 100 pipeline 128 threads 4 builds 2 | 128MB 32MB 8MB 324MB",
+            "utxo 100 pipeline 128 threads 4 builds 0 | 128MB 32MB 8MB 388MB",
             "utxo 100 pipeline 0 threads 1 builds 4 | 128MB 32MB 8MB 452MB",
             "utxo 100 pipeline 64 threads 3 builds 1 | 164MB 41MB 4MB 493MB",
         ],
@@ -53,7 +53,7 @@ fn single_board_computers() {
         "4 GiB, 4 cores, rotating disk",
         &machine(4096, 4, DiskKind::Hdd),
         [
-            "utxo 512 pipeline 240 threads 4 builds 2 | 128MB 64MB 32MB 2208MB",
+            "utxo 512 pipeline 240 threads 4 builds 0 | 128MB 64MB 32MB 2336MB",
             "utxo 512 pipeline 0 threads 1 builds 4 | 128MB 64MB 32MB 2576MB",
             "utxo 512 pipeline 64 threads 3 builds 1 | 781MB 195MB 4MB 2344MB",
         ],
@@ -66,7 +66,7 @@ fn desktops() {
         "2 GiB, 1 core",
         &machine(2048, 1, DiskKind::Ssd),
         [
-            "utxo 100 pipeline 120 threads 1 builds 1 | 128MB 64MB 16MB 1140MB",
+            "utxo 100 pipeline 120 threads 1 builds 0 | 128MB 64MB 16MB 1204MB",
             "utxo 100 pipeline 0 threads 1 builds 1 | 128MB 64MB 16MB 1388MB",
             "utxo 100 pipeline 64 threads 1 builds 1 | 404MB 101MB 4MB 1213MB",
         ],
@@ -75,7 +75,7 @@ fn desktops() {
         "8 GiB, 4 cores",
         &machine(8192, 4, DiskKind::Ssd),
         [
-            "utxo 1536 pipeline 240 threads 4 builds 2 | 128MB 64MB 64MB 4768MB",
+            "utxo 1536 pipeline 240 threads 4 builds 0 | 128MB 64MB 64MB 4896MB",
             "utxo 1536 pipeline 0 threads 1 builds 4 | 128MB 64MB 64MB 5136MB",
             "utxo 1536 pipeline 64 threads 3 builds 1 | 1485MB 371MB 6528kB 4456MB",
         ],
@@ -250,11 +250,16 @@ fn what_was_asked_for_wins_and_is_named() {
         txnum_cache_bucket_size: None,
         pipeline_bytes: Some(Found::new(1 << 30, "--pipeline-bytes")),
         threads: Some(Found::new(3, "--threads")),
+        builds_while_loading: Some(Found::new(2, "--builds-while-loading")),
     };
     let resources = machine(16_384, 8, DiskKind::Ssd);
     let replay = Plan::new(&resources, Phase::Replay, &overrides);
     assert_eq!((replay.utxo_cache_bytes, replay.pipeline_bytes), (13_958_643_712, 1_073_741_824));
     assert_eq!((replay.threads, replay.txnum_cache_bytes), (3, 0));
+    assert_eq!(
+        (replay.builds, replay.entry("builds").unwrap().origin.as_str()),
+        (2, "--builds-while-loading")
+    );
     assert_eq!(replay.entry("utxo_cache_bytes").unwrap().origin, "--utxo-cache");
     assert_eq!(
         replay.warnings,
@@ -349,6 +354,7 @@ fn extremes_do_not_hurt() {
                     txnum_cache_bucket_size: Some(Found::new(u64::MAX, "test")),
                     pipeline_bytes: Some(Found::new(u64::MAX, "test")),
                     threads: Some(Found::new(usize::MAX, "test")),
+                    builds_while_loading: Some(Found::new(usize::MAX, "test")),
                 };
                 assert!(!Plan::new(&resources, phase, &all).warnings.is_empty());
             }
@@ -382,7 +388,9 @@ proptest! {
             prop_assert_eq!(plan.parts.iter().map(|part| part.bytes).sum::<u64>(), plan.ram_bytes);
             prop_assert!(plan.ram_bytes <= ram_bytes.max(RAM_BYTES_MIN));
             prop_assert!(plan.pipeline_bytes <= 512 * MIB);
-            prop_assert!((1..=cpus).contains(&plan.threads) && plan.builds >= 1 && plan.builds <= 32);
+            prop_assert!((1..=cpus).contains(&plan.threads));
+            let builds_min = usize::from(plan.phase != Phase::Replay);
+            prop_assert!((builds_min..=32).contains(&plan.builds));
             prop_assert!(plan.threads as u64 * 20 * MIB <= plan.pipeline_bytes.max(20 * MIB));
             for (entry, next) in plan.entries.iter().zip(&more.entries) {
                 prop_assert_eq!(entry.key, next.key);

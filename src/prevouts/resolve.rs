@@ -7,13 +7,16 @@
 
 use super::set::{Absent, UtxoSet};
 use super::waiting::{WaitingBlock, WaitingTx};
-use super::{Coin, CoinFileError};
+use super::{Coin, CoinFileError, Fingerprint};
 use crate::chain::batch::{Batch, Block, Input, Output, Overwritten, Tx, WAITS, tx_num};
 use crate::chain::block::MONEY_MAX_SAT;
 use crate::network::Network;
 
 /// Blocks that must be built on a coinbase before it may be spent (`COINBASE_MATURITY`).
 const COINBASE_MATURITY_BLOCKS: u32 = 100;
+
+/// Inputs, and outputs, whose places are asked for before their turn.
+const PREFETCH_AHEAD: usize = 32;
 
 /// A rule that a block breaks in the light of the chain before it. The block is invalid, and so is every descendant.
 /// The set is not usable afterwards: blocks before the invalid one stay applied, its own transactions in part.
@@ -110,13 +113,13 @@ fn connect_block(
     overwritten: &mut Vec<Overwritten>,
 ) -> Result<(), ConnectError> {
     let height = block.height;
-    // Almost every look-up misses the processor's caches: all places of the block are asked for at once.
-    for input in inputs.iter() {
-        set.prefetch(input.outpoint);
-    }
-    for output in outputs {
-        set.prefetch(output.outpoint);
-    }
+    // Almost every look-up misses the processor's caches: places are asked for some time before they are needed, but not
+    // so early that they are gone again.
+    let input_outpoints: Vec<Fingerprint> = inputs.iter().map(|input| input.outpoint).collect();
+    let mut inputs_ahead = input_outpoints.iter();
+    let mut outputs_ahead = outputs.iter();
+    inputs_ahead.by_ref().take(PREFETCH_AHEAD).for_each(|outpoint| set.prefetch(*outpoint));
+    outputs_ahead.by_ref().take(PREFETCH_AHEAD).for_each(|output| set.prefetch(output.outpoint));
 
     let mut fees_sat = 0;
     let mut claimed_sat = 0;
@@ -128,6 +131,8 @@ fn connect_block(
         let (tx_inputs, inputs_after) = inputs.split_at_mut(tx.input_count as usize);
         let (tx_outputs, outputs_after) = outputs.split_at(tx.output_count as usize);
         (inputs, outputs) = (inputs_after, outputs_after);
+        inputs_ahead.by_ref().take(tx_inputs.len()).for_each(|outpoint| set.prefetch(*outpoint));
+        outputs_ahead.by_ref().take(tx_outputs.len()).for_each(|output| set.prefetch(output.outpoint));
 
         let output_sat: u64 = tx_outputs.iter().map(|output| output.value_sat).sum();
         let is_twin;

@@ -349,13 +349,15 @@ fn state(phase: &str) -> State {
         segments_planned: Some(5),
         load: (phase == "REINDEX").then_some(load),
         utxo_cache: None,
-        plans: vec![PlanFigures {
-            phase: "restore".to_owned(),
-            ram_bytes: 8,
-            service_bytes: 2,
-            server_bytes: 3,
-            builds: 4,
-        }],
+        plans: [("replay", 2), ("restore", 4)]
+            .map(|(phase, builds)| PlanFigures {
+                phase: phase.to_owned(),
+                ram_bytes: 8,
+                service_bytes: 2,
+                server_bytes: 3,
+                builds,
+            })
+            .to_vec(),
     }
 }
 
@@ -377,6 +379,12 @@ fn the_time_left_is_that_of_loading_and_of_the_indexes_after_it() {
     let restore = found.restore_seconds.unwrap();
     assert!((restore - 0.1375).abs() < 1e-9, "{restore}");
     assert_eq!(found.total_seconds, Some(15.0 + restore));
+    // With none beside the load, all of the 3.2 are left.
+    let mut alone = state("REINDEX");
+    alone.plans[0].builds = 0;
+    let told = Told::new(Some(alone), |_| Presence::Alive, 201.0);
+    let restore = eta_of(&told, &database).restore_seconds.unwrap();
+    assert!((restore - 0.8).abs() < 1e-9, "{restore}");
 
     let told = Told::new(Some(state("RESTORE")), |_| Presence::Alive, 201.0);
     let found = eta_of(&told, &database);
