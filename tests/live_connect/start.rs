@@ -14,8 +14,14 @@ const FORWARD: &str = "PROFILE: Brought the UTXO set forward from its checkpoint
 
 /// Loads a chain in bulk on top of what is there.
 fn load_on(live: &Live, chain: &Chain) -> String {
+    load_with(live, chain, "64MiB")
+}
+
+/// The same with a UTXO cache of some bytes.
+fn load_with(live: &Live, chain: &Chain, cache: &str) -> String {
     let blocks_dir = BlkDir::of(chain.blocks());
-    live.satgres.run("regtest", blocks_dir.path(), &["--segment-bytes", "3KiB"]).output()
+    let options = ["--segment-bytes", "3KiB", "--utxo-cache", cache];
+    live.satgres.run("regtest", blocks_dir.path(), &options).output()
 }
 
 fn assert_contiguous(live: &Live) {
@@ -32,8 +38,7 @@ async fn a_bulk_load_ends_the_live_segment_at_the_tip_and_goes_on_from_there() {
         let mut some = change(&chain, 106);
         some.blocks.truncate(height - 106);
         live.try_follow(&some).await.unwrap();
-        let output = load_on(&live, &chain);
-        assert!(output.contains(FORWARD), "{output}");
+        load_on(&live, &chain);
         assert_chain(&live.satgres, &chain.rows());
         live.satgres.verify();
         assert_contiguous(&live);
@@ -71,34 +76,38 @@ async fn a_reorg_while_nothing_ran_is_cut_out_of_live_segments_in_place() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_set_brought_forward_is_the_set_that_a_rebuild_gives() {
-    let chain = sample::chain(135);
-    let mut live = Live::above(&chain.blocks()[..=115], &TINY).await;
-    live.follow(&chain.fork(128, 1), 115).await;
-    // A reorg above the checkpoint is no obstacle.
-    let mut other = chain.fork(125, 2);
-    (0..5).for_each(|_| sample::extend(&mut other));
-    live.follow(&other, 125).await;
-    let coins = live.satgres.value("select count(*) from chain.utxos");
-    let before = other.clone();
-    (0..3).for_each(|_| sample::extend(&mut other));
-    let output = load_on(&live, &other);
-    assert!(output.contains(FORWARD), "{output}");
-    let rows = live.satgres.value(
-        "select rows || ' ' || height from ops.phases where phase = 'Brought the UTXO set forward from its checkpoint'",
-    );
-    assert_eq!(rows, format!("{coins} {}", before.height()));
-    assert_chain(&live.satgres, &other.rows());
+    // Both with everything in the cache, and with coins in runs on disk.
+    for cache in ["64MiB", "2KiB"] {
+        let chain = sample::chain(168);
+        let mut live = Live::above(&chain.blocks()[..=155], &TINY).await;
+        live.follow(&chain.fork(165, 1), 155).await;
+        // A reorg above the checkpoint is no obstacle.
+        let mut other = chain.fork(160, 2);
+        (0..5).for_each(|_| sample::extend(&mut other));
+        other.mine_empty(1);
+        live.follow(&other, 160).await;
+        let coins = live.satgres.value("select count(*) from chain.utxos");
+        let before = other.height();
+        (0..6).for_each(|_| sample::extend(&mut other));
+        let output = load_with(&live, &other, cache);
+        assert!(output.contains(FORWARD), "{output}");
+        let rows = live.satgres.value(
+            "select rows || ' ' || height from ops.phases where phase = 'Brought the UTXO set forward from its checkpoint'",
+        );
+        assert_eq!(rows, format!("{coins} {before}"));
+        assert_chain(&live.satgres, &other.rows());
 
-    // Below the checkpoint there is nothing to bring forward.
-    let mut below = other.fork(112, 3);
-    below.mine_empty(3);
-    while below.height() < 140 {
-        sample::extend(&mut below);
+        // Below the checkpoint there is nothing to bring forward.
+        let mut below = other.fork(150, 3);
+        below.mine_empty(3);
+        while below.height() < 180 {
+            sample::extend(&mut below);
+        }
+        let output = load_with(&live, &below, cache);
+        assert!(!output.contains(FORWARD), "{output}");
+        assert_chain(&live.satgres, &below.rows());
+        live.satgres.verify();
     }
-    let output = load_on(&live, &below);
-    assert!(!output.contains(FORWARD), "{output}");
-    assert_chain(&live.satgres, &below.rows());
-    live.satgres.verify();
 }
 
 #[tokio::test(flavor = "multi_thread")]
