@@ -96,7 +96,7 @@ fn statements(made: &LiveSegment) -> Vec<String> {
     let mut statements: Vec<String> =
         Table::PARTITIONED.iter().map(|table| create_table_sql(*table, &planned)).collect();
     for index in &objects::declared().indexes {
-        statements.push(index.create_on_segment(made.id));
+        statements.push(index.create_on_live_segment(made.id));
         statements.extend(index.promote_on_segment(made.id));
     }
     for table in Table::PARTITIONED {

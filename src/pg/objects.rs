@@ -133,8 +133,16 @@ impl Index {
     }
 
     /// Statement that builds it on a segment's partition; a primary key is a unique index until it is promoted.
+    /// Its pages are full: nothing is inserted between the entries of a segment that is loaded whole, and a tenth less is
+    /// read and kept in memory (docs/benchmarks.md).
     #[must_use]
     pub fn create_on_segment(&self, segment_id: u32) -> String {
+        format!("{} with (fillfactor = 100)", self.create_on_live_segment(segment_id))
+    }
+
+    /// Statement that creates it on the partition of a live segment, whose pages keep room for what is inserted later.
+    #[must_use]
+    pub fn create_on_live_segment(&self, segment_id: u32) -> String {
         let unique = if self.is_unique() { "unique " } else { "" };
         let name = quote(&self.segment_name(segment_id));
         let table = qualified(&segment_table(&self.table, segment_id));
@@ -290,10 +298,11 @@ impl std::fmt::Display for Difference {
 }
 
 /// Every index and foreign key of the segmented tables and their partitions: table, name, definition, validity,
-/// parent index.
+/// parent index. How full an index's pages are made is no part of its definition.
 const INDEXES_SQL: &str = "
     select t.relname::text, i.relname::text,
-           pg_get_indexdef(x.indexrelid) || case when x.indisprimary then ', primary key' else '' end,
+           regexp_replace(pg_get_indexdef(x.indexrelid), ' WITH \\(fillfactor=''\\d+''\\)$', '')
+           || case when x.indisprimary then ', primary key' else '' end,
            x.indisvalid and x.indisready and x.indislive,
            p.relname::text
     from pg_index x
@@ -472,6 +481,10 @@ mod tests {
         );
         assert_eq!(
             key.create_on_segment(3),
+            r#"create unique index "outputs_0003_pkey" on "chain"."outputs_0003" ("tx_num", "vout") with (fillfactor = 100)"#
+        );
+        assert_eq!(
+            key.create_on_live_segment(3),
             r#"create unique index "outputs_0003_pkey" on "chain"."outputs_0003" ("tx_num", "vout")"#
         );
         assert_eq!(
