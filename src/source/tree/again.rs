@@ -39,7 +39,7 @@ impl HeaderTree {
     }
 
     /// Returns the records of each file, by offset, as the scan gave them.
-    fn records_by_file(&self, file_count: usize) -> Vec<Vec<Record>> {
+    pub(super) fn records_by_file(&self, file_count: usize) -> Vec<Vec<Record>> {
         let orphans: HashMap<u32, Hash32> = self.orphans.iter().copied().collect();
         let mut by_file = vec![Vec::new(); file_count];
         for (index, entry) in (0..).zip(&self.entries) {
