@@ -30,7 +30,7 @@ mod resume;
 pub use fingerprint::{Fingerprint, FingerprintKey};
 pub use rebuild::{RebuildError, rebuild};
 pub use resolve::{BrokenRule, ConnectError, ResolveError, resolve_batch};
-pub use resume::remove_all;
+pub use resume::{has_checkpoint, remove_all};
 pub use sealed::CoinFileError;
 pub use set::{UtxoFigures, UtxoGauges, UtxoLimits, UtxoOptions, UtxoSet};
 pub use table::{CoinTable, Full, Table};

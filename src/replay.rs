@@ -6,7 +6,7 @@
 //! other than those of a segment that a reorg cuts, which it loads again.
 
 pub mod buffers;
-mod choice;
+pub(crate) mod choice;
 pub mod found;
 pub mod gate;
 mod late;
@@ -61,6 +61,8 @@ const BULK_LOOK_EVERY: Duration = Duration::from_millis(20);
 pub struct ReplayOptions {
     /// The folder that holds the `blk*.dat` files.
     pub blocks_dir: PathBuf,
+    /// Where what a scan of the files found is kept for the next start; `None`: nowhere.
+    pub kept_dir: Option<PathBuf>,
     /// The user's nodes, which decide between branches and have what the files lack; `None`: the files alone.
     pub node: Option<NodeOptions>,
     /// The network.
@@ -136,6 +138,9 @@ pub enum ReplayError {
         /// What the server said.
         source: tokio_postgres::Error,
     },
+    /// A block could not be connected.
+    #[error("following the tip failed")]
+    Live(#[from] crate::live::LiveError),
     /// A signal came first.
     #[error("stopped by a signal")]
     Stopped,

@@ -267,6 +267,7 @@ fn replay_options(settings: &Settings, plans: &Plans) -> ReplayOptions {
         if settings.peers.is_empty() { 0 } else { plans.replay.pipeline_bytes / PEER_WINDOW_SHARE };
     ReplayOptions {
         blocks_dir: settings.blocks_dir.clone(),
+        kept_dir: Some(settings.data_dir.clone()),
         node: (!settings.peers.is_empty()).then(|| NodeOptions {
             addresses: settings.peers.clone(),
             timeout: Duration::from_secs(settings.peer_timeout_seconds),

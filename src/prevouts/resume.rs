@@ -102,6 +102,12 @@ impl UtxoSet {
     }
 }
 
+/// Returns whether a checkpoint of a height is there; whether it is whole and of the right block is found out when it is
+/// read.
+pub fn has_checkpoint(options: &UtxoOptions, height: u32) -> bool {
+    checkpoint::path(&options.dir, height).exists()
+}
+
 /// Removes all checkpoints and runs of a directory.
 ///
 /// # Errors

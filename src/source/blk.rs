@@ -290,6 +290,11 @@ impl BlockFiles {
         &self.stamps
     }
 
+    /// Returns whether another write to a file would be noticed.
+    pub fn is_settled(&self, file: u32) -> bool {
+        self.stamps[file as usize].is_settled()
+    }
+
     /// Returns the key that all bytes are xored with, if there is one.
     pub(super) fn xor_key(&self) -> Option<[u8; XOR_KEY_BYTES]> {
         self.xor_key

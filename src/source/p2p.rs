@@ -267,6 +267,17 @@ impl Node {
         self.inner.news.subscribe()
     }
 
+    /// Bounds what has arrived and what is on its way by another size, bytes.
+    pub fn set_window(&self, window_bytes: u64) {
+        self.inner.lock().fetch.set_window(window_bytes.max(WINDOW_BYTES_MIN));
+    }
+
+    /// Another bulk load begins in this process.
+    pub fn begin_again(&self) {
+        self.is_bulk.store(false, Ordering::Relaxed);
+        self.is_told.store(false, Ordering::Relaxed);
+    }
+
     /// Asks for nothing more and forgets what has arrived.
     pub fn end(&self) {
         self.inner.lock().fetch.end();

@@ -53,14 +53,10 @@ impl KeptScan {
         (kept == *stamp).then(|| FileScan { records, ..FileScan::default() })
     }
 
-    /// Returns the number of files that are known.
-    pub fn len(&self) -> usize {
-        self.by_path.len()
-    }
-
-    /// Returns whether no file is known.
-    pub fn is_empty(&self) -> bool {
-        self.by_path.is_empty()
+    /// Returns how many of the files must be read.
+    pub fn misses(&self, files: &BlockFiles) -> usize {
+        let is_known = |path, stamp| self.by_path.get(path).is_some_and(|(kept, _)| kept == stamp);
+        files.paths().iter().zip(files.stamps()).filter(|(path, stamp)| !is_known(*path, *stamp)).count()
     }
 }
 
