@@ -12,6 +12,8 @@ mod resolve;
 mod set;
 
 mod belt;
+mod block_coins;
+mod coin_cache;
 mod entry;
 mod slots;
 mod table;
@@ -27,6 +29,8 @@ mod waiting;
 mod checkpoint;
 mod resume;
 
+pub use block_coins::BlockCoins;
+pub use coin_cache::CoinCache;
 pub use fingerprint::{Fingerprint, FingerprintKey};
 pub use rebuild::{RebuildError, rebuild};
 pub use resolve::{BrokenRule, ConnectError, ResolveError, resolve_batch};
