@@ -23,11 +23,11 @@ use self::cost::{Connected, Gap, Rates, Way};
 use self::feed::{Feed, FeedError};
 use self::report::Reporter;
 use crate::chain::hash::{Hash32, reversed_hex};
-use crate::live::{Connector, Followed, LiveError, LiveOptions};
+use crate::live::{Change, Connector, Followed, LiveError, LiveOptions};
 use crate::pg::pool;
 use crate::pg::reaction::{Trouble, trouble};
 use crate::prevouts::FingerprintKey;
-use crate::profile::{Figures, Profile};
+use crate::profile::Profile;
 use crate::replay::choice::{News, Settling};
 use crate::replay::found::FoundBlocks;
 use crate::replay::reader::{Chain, ReadError};
@@ -154,6 +154,11 @@ impl<'a> Follower<'a> {
             stale_count: usize::MAX,
             found,
         }))
+    }
+
+    /// Returns the height of the database's tip.
+    pub fn height(&self) -> u32 {
+        self.connector.tip().height
     }
 
     /// Closes the gap that there is at the start. [`Way::Bulk`]: it is better loaded in bulk, and nothing of it was
@@ -296,12 +301,11 @@ impl<'a> Follower<'a> {
         };
         let ended = feed.end().await;
         chain.node.iter().for_each(|node| node.end());
-        if let Err(error) = outcome {
-            return self.react(&chain, error).await;
-        }
-        match ended {
-            Some(error) => self.react_to_feed(&chain, error).await,
-            None => {
+        match (outcome, ended) {
+            // Without the block that could not be had, nothing else was wrong.
+            (Ok(()) | Err(LiveError::Unlinked { .. }), Some(error)) => self.react_to_feed(&chain, error).await,
+            (Err(error), _) => self.react(&chain, error).await,
+            (Ok(()), None) => {
                 self.conflicts = 0;
                 self.record_stale(&chain).await?;
                 if fork_height < tip.height {
@@ -336,7 +340,8 @@ impl<'a> Follower<'a> {
     /// Connects blocks on top of the tip, each in a transaction of its own.
     async fn connect(&mut self, chain: &Chain, feed: &mut Feed) -> Result<(), LiveError> {
         while let Some(block) = feed.next().await {
-            let followed = self.connector.connect_next(&mut self.client, &block).await?;
+            let change = Change { fork_height: self.connector.tip().height, blocks: vec![block] };
+            let followed = self.connector.follow(&mut self.client, &change).await?;
             self.note(chain, &followed);
             if self.stop.is_asked() {
                 break;
@@ -355,7 +360,8 @@ impl<'a> Follower<'a> {
     ) -> Result<(), LiveError> {
         let new_tip = chain.hash(target);
         let next = async || feed.next().await;
-        let followed = self.connector.reorganise_to(&mut self.client, fork_height, new_tip, next).await?;
+        let followed =
+            self.connector.follow_branch(&mut self.client, fork_height, Some(new_tip), next).await?;
         self.note(chain, &followed);
         Ok(())
     }

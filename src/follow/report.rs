@@ -61,6 +61,7 @@ impl Reporter {
     /// From here on the chain is followed.
     pub(super) fn live(&mut self) {
         self.is_live = true;
+        info!(height = self.figures.height, "following the tip: all that is known of the chain is queryable");
         self.profile.board().step(Step::Live);
     }
 
@@ -149,6 +150,8 @@ impl Reporter {
 
     /// The database holds the active chain.
     pub(super) async fn caught_up(&mut self, client: &Client) {
+        // Whoever is asked has just said so.
+        self.profile.board().live(&self.figures, Some(self.figures.is_node_connected == Some(true)));
         self.tell();
         self.settle();
         if let Some((phase, gap)) = self.gap.take()

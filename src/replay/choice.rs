@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio_postgres::Client;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use super::ReplayError;
 use super::found::FoundBlocks;
@@ -29,8 +29,6 @@ const SETTLED_AFTER: Duration = Duration::from_secs(3);
 const TAKE_BACK_BLOCKS_MAX: u32 = 144;
 /// How often a wait is told.
 const TELL_EVERY: Duration = Duration::from_secs(60);
-/// How long nodes are asked once more when everything is loaded.
-const LAST_LOOK_MAX: Duration = Duration::from_secs(5);
 
 /// Why nothing is loaded yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -230,17 +228,6 @@ impl FoundBlocks {
         }
         None
     }
-
-    /// Asks the nodes once more when everything is loaded: true if one has headers after its tip. The tree stays as it is:
-    /// whoever asks still holds it, and it would be copied.
-    pub(super) async fn has_node_grown(&self, tree: &HeaderTree) -> bool {
-        let Some(node) = &self.node else { return false };
-        let asked = tokio::time::timeout(LAST_LOOK_MAX, node.has_news(tree, &self.tips));
-        asked.await.unwrap_or_else(|_| {
-            debug!("the node did not answer in time; all that it had is loaded");
-            false
-        })
-    }
 }
 
 /// Returns why a chain is not to be followed yet.
@@ -270,15 +257,6 @@ impl Behind {
     /// Whether the same was told before.
     pub(crate) fn is_alike(&self, other: &Behind) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other)
-    }
-
-    /// Height of the node's tip.
-    pub(crate) fn height(self) -> u32 {
-        match self {
-            Behind::InitialDownload { height }
-            | Behind::LessWork { height, .. }
-            | Behind::Unsettled { height } => height,
-        }
     }
 
     pub(crate) fn tell(self) {

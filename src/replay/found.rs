@@ -31,8 +31,6 @@ const PAUSES: [Duration; 6] = [
     Duration::from_secs(2),
     Duration::from_secs(4),
 ];
-/// How often blocks that came while others were loaded are loaded too, before `run` says that it is synced.
-const TAIL_LOOKS_MAX: usize = 5;
 /// How often a scan begins again because a file vanished under it.
 const SCANS_MAX: usize = 5;
 /// How many files may be scanned at every start before the scan is kept anew.
@@ -57,7 +55,6 @@ pub struct FoundBlocks {
     unkept_files: usize,
     /// Height of the block that was looked for last, and how often.
     sought: (u32, usize),
-    tail_looks: usize,
 }
 
 #[derive(Debug)]
@@ -172,7 +169,6 @@ impl FoundBlocks {
             is_listed: false,
             unkept_files: 0,
             sought: (0, 0),
-            tail_looks: 0,
         }
     }
 
@@ -388,34 +384,6 @@ impl FoundBlocks {
             debug!(height, "a block has vanished from the files; waiting for it");
         }
         missing.map_or(Ok(false), Err)
-    }
-
-    /// Looks at the files once more when all that they held is loaded. True: they hold something else now, so choose the
-    /// chain again. After some times it is enough: the next start loads what came later.
-    ///
-    /// # Errors
-    /// What the server says.
-    pub async fn has_grown(&mut self, client: &Client) -> Result<bool, ReplayError> {
-        if self.tail_looks == TAIL_LOOKS_MAX {
-            return Ok(false);
-        }
-        self.tail_looks += 1;
-        match self.look(client).await {
-            Ok(None) => {
-                let tree = self.tree(client).await?;
-                Ok(self.has_node_grown(&tree).await)
-            }
-            Ok(Some((files, tree))) => {
-                self.set(files, tree);
-                Ok(true)
-            }
-            // All that was there is loaded.
-            Err(ReplayError::Source(error)) => {
-                warn!(%error, "the block files could not be looked at again; all that they held is loaded");
-                Ok(false)
-            }
-            Err(error) => Err(error),
-        }
     }
 
     fn set(&mut self, files: Arc<BlockFiles>, tree: Arc<HeaderTree>) {

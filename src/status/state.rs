@@ -82,7 +82,7 @@ impl Step {
             Step::EnterLive => "giving PostgreSQL its settings for LIVE",
             Step::WaitForServer => "waiting for PostgreSQL, then trying again",
             Step::WaitForNode => "waiting for the node, which is behind",
-            Step::Live => "all that the block files hold is queryable",
+            Step::Live => "following the tip: all that is known of the chain is queryable",
         }
     }
 }

@@ -348,6 +348,7 @@ fn state(phase: &str) -> State {
         height_attached: Some(199),
         segments_planned: Some(5),
         load: (phase == "REINDEX").then_some(load),
+        live: None,
         utxo_cache: None,
         plans: vec![PlanFigures {
             phase: "restore".to_owned(),

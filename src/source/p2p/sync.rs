@@ -130,17 +130,6 @@ impl Node {
         self.inner.lock().peers.iter().any(|peer| peer.commands.is_some() && peer.dropped.is_none())
     }
 
-    /// Returns whether a node that is connected has headers after what was its tip.
-    pub async fn has_news(&self, tree: &HeaderTree, tips: &[NodeTip]) -> bool {
-        for tip in tips {
-            let headers = self.ask(tip.peer, tree.locator(tip.index)).await;
-            if headers.is_some_and(|headers| !headers.is_empty()) {
-                return true;
-            }
-        }
-        false
-    }
-
     /// Returns the index of a node's tip; `None` where it went away meanwhile, or let us wait for an answer too long.
     async fn sync_peer(
         &self,
