@@ -262,7 +262,7 @@ impl Node {
         Ok(())
     }
 
-    /// Tells of every block that a node announces, and of every node that connects: its headers are worth asking for.
+    /// Tells of every block that a node announces, and of every node that comes or goes.
     pub fn news(&self) -> watch::Receiver<u64> {
         self.inner.news.subscribe()
     }
@@ -467,6 +467,7 @@ impl Inner {
         shared.fetch.release(peer);
         drop(shared);
         self.tell();
+        self.tell_news();
         owed
     }
 
