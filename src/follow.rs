@@ -181,7 +181,9 @@ impl<'a> Follower<'a> {
                     self.stop.or(node.reach()).await??;
                 }
                 Looked::Away if began.elapsed() > NODE_WAIT_MAX => {
-                    warn!("no node is connected: the chain that is there is served, and followed once one is");
+                    warn!(
+                        "no node is connected: the chain that is there is served, and followed once one is"
+                    );
                     return Ok(Way::Live);
                 }
                 Looked::Away => pause = Duration::from_millis(100),
@@ -270,13 +272,16 @@ impl<'a> Follower<'a> {
         let tip = self.connector.tip().clone();
         let Some(held) = chain.tree.find(&tip.hash) else {
             // Somebody else has moved the tip of the database.
-            return Err(ReplayError::Live(LiveError::Unlinked { height: tip.height, why: "the tip is not known" }));
+            return Err(ReplayError::Live(LiveError::Unlinked {
+                height: tip.height,
+                why: "the tip is not known",
+            }));
         };
         let fork_height = chain.tree.shared_height(&chain.active, held);
         let target = if fork_height < tip.height {
             reorg_target(&chain, fork_height, tip.chainwork)
         } else {
-            let gap = self.gap(&chain, fork_height);
+            let gap = self.gap(&chain, fork_height).await?;
             let rates = self.connected.applied_to(self.rates);
             if cost::way(&gap, &rates, self.options.threshold_blocks) == Way::Bulk {
                 info!(
@@ -294,8 +299,10 @@ impl<'a> Follower<'a> {
         self.reporter.begin(fork_height, &tip, target);
         let mut feed = self.feed(&chain, fork_height, target)?;
         let outcome = if fork_height < tip.height {
-            feed.filled().await;
-            self.reorganise(&chain, fork_height, target, &mut feed).await
+            match feed.filled().await {
+                true => self.reorganise(&chain, fork_height, target, &mut feed).await,
+                false => Ok(()),
+            }
         } else {
             self.connect(&chain, &mut feed).await
         };
@@ -303,7 +310,9 @@ impl<'a> Follower<'a> {
         chain.node.iter().for_each(|node| node.end());
         match (outcome, ended) {
             // Without the block that could not be had, nothing else was wrong.
-            (Ok(()) | Err(LiveError::Unlinked { .. }), Some(error)) => self.react_to_feed(&chain, error).await,
+            (Ok(()) | Err(LiveError::Unlinked { .. }), Some(error)) => {
+                self.react_to_feed(&chain, error).await
+            }
             (Err(error), _) => self.react(&chain, error).await,
             (Ok(()), None) => {
                 self.conflicts = 0;
@@ -319,14 +328,22 @@ impl<'a> Follower<'a> {
         }
     }
 
-    fn gap(&self, chain: &Chain, fork_height: u32) -> Gap {
+    async fn gap(&self, chain: &Chain, fork_height: u32) -> Result<Gap, ReplayError> {
         let heights = fork_height + 1..=chain.active.tip_height();
-        Gap {
+        let set_bytes = match crate::prevouts::newest_checkpoint(&self.replay.utxos, fork_height) {
+            None => self.held_bytes,
+            Some(height) => {
+                let connected = "select coalesce(sum(size), 0)::int8 from chain.blocks where height > $1";
+                let row = self.client.query_one(connected, &[&(height as i32)]).await;
+                let what = "summing blocks since a checkpoint";
+                row.map_err(|source| ReplayError::Server { what, source })?.get::<_, i64>(0) as u64
+            }
+        };
+        Ok(Gap {
             blocks: heights.clone().count() as u64,
             bytes: heights.map(|height| chain.block_bytes(height)).sum(),
-            held_bytes: self.held_bytes,
-            is_set_at_hand: crate::prevouts::has_checkpoint(&self.replay.utxos, fork_height),
-        }
+            set_bytes,
+        })
     }
 
     /// Begins to fetch what is above the fork.
@@ -334,7 +351,12 @@ impl<'a> Follower<'a> {
         if let Some(node) = &chain.node {
             node.begin(chain.wishes_to(target), fork_height + 1, &self.found.shares(chain))?;
         }
-        Ok(Feed::begin(Arc::clone(chain), fork_height + 1..=target, self.options.feed_bytes, self.key.clone()))
+        Ok(Feed::begin(
+            Arc::clone(chain),
+            fork_height + 1..=target,
+            self.options.feed_bytes,
+            self.key.clone(),
+        ))
     }
 
     /// Connects blocks on top of the tip, each in a transaction of its own.
@@ -405,7 +427,7 @@ impl<'a> Follower<'a> {
     async fn react_to_feed(&mut self, chain: &Chain, error: FeedError) -> Result<Looked, ReplayError> {
         match error {
             FeedError::TooLate => {
-                warn!("{error}: asking the nodes again");
+                info!("{error}: asking the nodes for their chain again");
                 Ok(Looked::Moved)
             }
             FeedError::Read(ReadError::Invalid { height, hash, rule, .. }) => {

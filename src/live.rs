@@ -442,7 +442,8 @@ impl Connector {
     }
 }
 
-async fn begin(client: &mut Client) -> Result<Transaction<'_>, LiveError> {
+/// Begins a transaction for look-ups by key and for locks that do not wait for ever.
+pub(crate) async fn begin(client: &mut Client) -> Result<Transaction<'_>, LiveError> {
     let what = "beginning a transaction";
     let transaction = client.transaction().await.map_err(LiveError::server(what))?;
     transaction.batch_execute(&format!("{BEGIN}{LOCK_TIMEOUT}'")).await.map_err(LiveError::server(what))?;

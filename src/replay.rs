@@ -41,6 +41,7 @@ use self::room::{NoRoom, RoomOptions};
 use self::schedule::Segment;
 use crate::chain::hash::{Hash32, reversed_hex};
 use crate::heap;
+use crate::live::LiveError;
 use crate::network::Network;
 use crate::pg::pool;
 use crate::pg::restore::{RestoreError, Restored, restore};
@@ -124,6 +125,9 @@ pub enum ReplayError {
     /// The files of the UTXO set failed.
     #[error("keeping the UTXO set's files failed")]
     CoinFiles(#[from] CoinFileError),
+    /// A block could not be connected or taken back, or a live segment not be ended: the same command goes on.
+    #[error("connecting or taking back blocks failed")]
+    Live(#[from] LiveError),
     /// The disks are too small: the user must act.
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
@@ -138,9 +142,6 @@ pub enum ReplayError {
         /// What the server said.
         source: tokio_postgres::Error,
     },
-    /// A block could not be connected.
-    #[error("following the tip failed")]
-    Live(#[from] crate::live::LiveError),
     /// A signal came first.
     #[error("stopped by a signal")]
     Stopped,
@@ -195,7 +196,8 @@ pub async fn run(
         excluded.extend(&unwritten);
         let tip = reconcile::tip(&client).await?;
         let chain = Arc::new(found.choose(&client, &excluded, tip.as_ref(), profile, stop).await?);
-        let mut present = reconcile::roll_back_to_fork(&mut client, &chain).await?;
+        let present = reconcile::roll_back_to_fork(&mut client, &chain).await?;
+        let mut present = reconcile::make_room(&mut client, &chain, present).await?;
 
         // 4. Resume the UTXO set, or rebuild it: then what an earlier run loaded must be attached before.
         let segments = missing_segments(&chain, &present, options);
@@ -206,7 +208,8 @@ pub async fn run(
         let mut set = None;
         if let Some(first) = segments.first() {
             let height_first = *first.heights.start();
-            set = stop.or(utxos::resume(pool, &chain, height_first, &options.utxos, profile)).await??;
+            let seen = reconcile::tip(&client).await?.map(|tip| tip.height);
+            set = stop.or(utxos::resume(pool, &chain, height_first, seen, options, profile)).await??;
             if set.is_none() {
                 if present.iter().any(|segment| !segment.is_attached) {
                     load_and_restore(pool, &chain, present, Vec::new(), None, options, profile, stop).await?;

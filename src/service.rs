@@ -70,8 +70,10 @@ async fn serve(settings: &Settings, profile: &Profile, stop: Stop) -> Result<(),
     let options = replay_options(settings, &plans);
     // Where a node has what a database lacks, the files are read once they are needed. A new database begins with them, so
     // that wrong ones are told before anything is made.
-    let is_later = !settings.peers.is_empty() && (settings.database_url.is_some() || settings.data_dir.join("pg").exists());
-    let found = if is_later { found::without_files(&options) } else { stop.or(found::scan(&options)).await?? };
+    let is_later = !settings.peers.is_empty()
+        && (settings.database_url.is_some() || settings.data_dir.join("pg").exists());
+    let found =
+        if is_later { found::without_files(&options) } else { stop.or(found::scan(&options)).await?? };
     plans.log();
     let profile = profile.clone();
     let mut run = Run {
@@ -131,12 +133,14 @@ impl Run<'_> {
         let mut behind = JoinSet::new();
         let mut height_loaded = None;
         loop {
-            let (mut follow, replay) = (follow_options(self.settings, &self.plans), replay_options(self.settings, &self.plans));
+            let (mut follow, replay) =
+                (follow_options(self.settings, &self.plans), replay_options(self.settings, &self.plans));
             // A load that brings nothing new is not tried again.
             if height_loaded.is_some() && height_loaded == self.height_followed {
                 follow.threshold_blocks = Some(u32::MAX);
             }
-            let opened = Follower::open(&connected.pool, &mut self.found, follow, &replay, &self.profile, &self.stop);
+            let opened =
+                Follower::open(&connected.pool, &mut self.found, follow, &replay, &self.profile, &self.stop);
             let Some(mut follower) = opened.await? else {
                 height_loaded = Some(self.load(connected).await?);
                 continue;

@@ -26,8 +26,8 @@ pub use self::{
     database::{Constraints, InvalidBlock, Reorg},
     render::render,
     report::{
-        CacheReport, Eta, Heights, Indexes, InvalidBlocks, LiveReport, LoadReport, Memory, PhaseReport, Report,
-        RunningBuild, Segments, ServiceReport, TipReport,
+        CacheReport, Eta, Heights, Indexes, InvalidBlocks, LiveReport, LoadReport, Memory, PhaseReport,
+        Report, RunningBuild, Segments, ServiceReport, TipReport,
     },
     server::ServerReport,
     state::{LiveFigures, Step},
@@ -231,7 +231,10 @@ impl Report {
             phase: told.running().map(phase),
             heights,
             tip: tip(state, heights, database),
-            live: told.running().and_then(|state| state.live.as_ref()).map(|live| LiveReport::new(live, now())),
+            live: told
+                .running()
+                .and_then(|state| state.live.as_ref())
+                .map(|live| LiveReport::new(live, now())),
             invalid_blocks: database.invalid.clone().map(|(count, first)| InvalidBlocks { count, first }),
             load: load.as_ref().map(LoadReport::new),
             eta: eta(&told, load.as_ref(), database),

@@ -78,7 +78,10 @@ fn blocks_and_reorgs_of_the_node_are_followed_within_seconds() {
         let took = tip.wait();
         assert!(took < SOON, "{took:?}\n{}", tip.said());
         let told = reorgs.recv_timeout(SOON).unwrap();
-        assert_eq!((&told["depth"], &told["fork_height"], &told["old_tip"]), (&depth.into(), &fork.into(), &old.into()));
+        assert_eq!(
+            (&told["depth"], &told["fork_height"], &told["old_tip"]),
+            (&depth.into(), &fork.into(), &old.into())
+        );
         tip.check();
     }
     let depths = tip.satgres.psql("select depth from ops.reorgs order by reorg_id").concat();
@@ -89,7 +92,10 @@ fn blocks_and_reorgs_of_the_node_are_followed_within_seconds() {
     let height = tip.chain.height();
     assert_eq!((&told["live"]["height"], &told["live"]["node_height"]), (&height.into(), &height.into()));
     assert_eq!((&told["live"]["lag_blocks"], &told["live"]["reorgs"]), (&0.into(), &3.into()));
-    assert_eq!((&told["live"]["connected_blocks"], &told["tip"]["is_confirmed_by_node"]), (&28.into(), &true.into()));
+    assert_eq!(
+        (&told["live"]["connected_blocks"], &told["tip"]["is_confirmed_by_node"]),
+        (&28.into(), &true.into())
+    );
 
     // The node takes blocks back and has no others: its chain counts, though it has less work.
     let left = tip.chain.blocks()[height - 1].block_hash().to_string();
@@ -123,7 +129,11 @@ fn the_node_the_service_and_the_server_may_each_go_away_and_come_back() {
     tip.start_node();
     tip.reorg(3, 5);
     tip.check();
-    assert!(tip.said().contains("no node is connected") && tip.said().contains("the node is back"), "{}", tip.said());
+    assert!(
+        tip.said().contains("no node is connected") && tip.said().contains("the node is back"),
+        "{}",
+        tip.said()
+    );
 
     // The service is killed; meanwhile there is a reorg.
     tip.kill();
@@ -133,8 +143,16 @@ fn the_node_the_service_and_the_server_may_each_go_away_and_come_back() {
     let took = began.elapsed();
     assert!(took < Duration::from_secs(15), "{took:?} until LIVE again\n{}", tip.said());
     tip.check();
-    assert!(!tip.said().contains("PROFILE: Loaded segment"), "a small gap is connected at once:\n{}", tip.said());
-    assert!(!tip.said().contains("PROFILE: Analyzed tables"), "nothing is analysed before LIVE:\n{}", tip.said());
+    assert!(
+        !tip.said().contains("PROFILE: Loaded segment"),
+        "a small gap is connected at once:\n{}",
+        tip.said()
+    );
+    assert!(
+        !tip.said().contains("PROFILE: Analyzed tables"),
+        "nothing is analysed before LIVE:\n{}",
+        tip.said()
+    );
 
     // The server is killed while its tip is followed.
     let pid_file = tip.satgres.data_dir().join("pg/postmaster.pid");
@@ -158,7 +176,8 @@ fn the_node_the_service_and_the_server_may_each_go_away_and_come_back() {
 
 #[test]
 fn a_gap_over_the_threshold_is_loaded_in_bulk_without_a_restart() {
-    let Some(mut tip) = Tip::start(104, &["--live-sync-threshold", "8"], "long gaps are loaded in bulk") else {
+    let Some(mut tip) = Tip::start(104, &["--live-sync-threshold", "8"], "long gaps are loaded in bulk")
+    else {
         return;
     };
     tip.follow();
@@ -224,7 +243,8 @@ fn until_synced_ends_at_the_tip_whichever_way_it_was_reached() {
     assert!(said.contains("connected block") && !said.contains("PROFILE: Loaded segment"), "{said}");
     support::rows::assert_chain(&tip.satgres, &tip.chain.rows());
     tip.reorg(2, 30);
-    let said = tip.satgres.run("regtest", nowhere, &["--peer", &address, "--live-sync-threshold", "5"]).output();
+    let said =
+        tip.satgres.run("regtest", nowhere, &["--peer", &address, "--live-sync-threshold", "5"]).output();
     assert!(said.contains("the gap is loaded in bulk") && said.contains("PROFILE: Loaded segment"), "{said}");
     support::rows::assert_chain(&tip.satgres, &tip.chain.rows());
     wait_until("the run has said its last word", || status(&tip.satgres)["service"]["state"] == "finished");

@@ -25,10 +25,8 @@ pub struct Gap {
     pub blocks: u64,
     /// Their bytes, as far as they are known.
     pub bytes: u64,
-    /// Bytes of the blocks that the database holds: what a UTXO set is read back from.
-    pub held_bytes: u64,
-    /// Whether a UTXO set of the fork is at hand.
-    pub is_set_at_hand: bool,
+    /// Bytes of the blocks whose rows the UTXO set is read back from: all that are held, or those since its checkpoint.
+    pub set_bytes: u64,
 }
 
 /// What work has taken on this database so far.
@@ -70,9 +68,8 @@ impl Rates {
 
     /// Returns how long a bulk load takes, seconds.
     pub fn bulk_load_seconds(&self, gap: &Gap) -> f64 {
-        let rebuilt = if gap.is_set_at_hand { 0.0 } else { gap.held_bytes as f64 };
         self.bulk_seconds
-            + rebuilt * self.rebuild_seconds_per_byte
+            + gap.set_bytes as f64 * self.rebuild_seconds_per_byte
             + gap.bytes as f64 * (1.0 / self.bulk_bytes_per_second + self.restore_seconds_per_byte)
     }
 }
@@ -131,8 +128,8 @@ mod tests {
         connect_seconds_per_byte: 200e-9,
     };
 
-    fn gap(blocks: u64, bytes: u64, held_bytes: u64) -> Gap {
-        Gap { blocks, bytes, held_bytes, is_set_at_hand: false }
+    fn gap(blocks: u64, bytes: u64, set_bytes: u64) -> Gap {
+        Gap { blocks, bytes, set_bytes }
     }
 
     #[test]
@@ -140,10 +137,13 @@ mod tests {
         assert_eq!(way(&gap(1, 1_650_000, 700_000_000_000), &RATES, None), Way::Live);
         // A month of mainnet beside all of it: a set of hundreds of gigabytes is not read back for that.
         let month = gap(4_320, 7_128_000_000, 700_000_000_000);
-        assert_eq!((RATES.live_seconds(&month).round(), RATES.bulk_load_seconds(&month).round()), (1512.0, 3790.0));
+        assert_eq!(
+            (RATES.live_seconds(&month).round(), RATES.bulk_load_seconds(&month).round()),
+            (1512.0, 3790.0)
+        );
         assert_eq!(way(&month, &RATES, None), Way::Live);
-        // The same with the set at hand.
-        assert_eq!(way(&Gap { is_set_at_hand: true, ..month }, &RATES, None), Way::Bulk);
+        // The same with a checkpoint of a week ago.
+        assert_eq!(way(&Gap { set_bytes: 1_663_000_000, ..month }, &RATES, None), Way::Bulk);
         // A year.
         assert_eq!(way(&gap(52_560, 86_724_000_000, 700_000_000_000), &RATES, None), Way::Bulk);
     }

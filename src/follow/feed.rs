@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::chain::batch::Batch;
@@ -21,6 +21,8 @@ use crate::source::scan::BLOCK_BYTES_MAX;
 
 /// Longest wait for the next block: a transaction may be open.
 const BLOCK_WAIT_MAX: Duration = Duration::from_secs(60);
+/// The same once the nodes have announced something else meanwhile.
+const NEWS_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Least budget: a block at its largest in the hands of whoever connects it, and one on its way.
 const BUDGET_BYTES_MIN: u64 = 2 * BLOCK_BYTES_MAX;
 
@@ -31,7 +33,7 @@ pub(super) enum FeedError {
     #[error(transparent)]
     Read(#[from] ReadError),
     /// It did not come in time.
-    #[error("no block within {} s", BLOCK_WAIT_MAX.as_secs())]
+    #[error("a block did not come in time")]
     TooLate,
 }
 
@@ -46,6 +48,8 @@ pub(super) struct Feed {
     filled: Option<oneshot::Receiver<()>>,
     given_up: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+    /// What the nodes announce meanwhile.
+    news: Option<watch::Receiver<u64>>,
     /// Why it ended early.
     error: Option<FeedError>,
 }
@@ -60,6 +64,7 @@ impl Feed {
     ) -> Feed {
         let (sender, blocks) = mpsc::unbounded_channel();
         let (tell_filled, filled) = oneshot::channel();
+        let news = chain.node.as_ref().map(|node| node.news());
         let given_up = Arc::new(AtomicBool::new(false));
         let flags = [Arc::clone(&given_up), Arc::default()];
         let budget = u32::try_from(budget_bytes.max(BUDGET_BYTES_MIN)).unwrap_or(u32::MAX >> 3);
@@ -86,31 +91,28 @@ impl Feed {
                 }
             }
         });
-        Feed { blocks, filled: Some(filled), given_up, thread: Some(thread), error: None }
+        Feed { blocks, filled: Some(filled), given_up, thread: Some(thread), news, error: None }
     }
 
-    /// Waits until all blocks are there, or as many as fit.
-    pub(super) async fn filled(&mut self) {
-        if let Some(filled) = self.filled.take() {
-            // The sender is dropped with the thread's end: then all are there.
-            let _ = tokio::time::timeout(BLOCK_WAIT_MAX, filled).await;
+    /// Waits until all blocks are there, or as many as fit; false where one does not come.
+    pub(super) async fn filled(&mut self) -> bool {
+        // The sender is dropped with the thread's end: then all are there.
+        let Some(filled) = self.filled.take() else { return true };
+        if within_patience(&mut self.news, filled).await.is_none() {
+            self.error = Some(FeedError::TooLate);
         }
+        self.error.is_none()
     }
 
-    /// Returns the next block; `None` after the last one, or where [`Feed::error`] has the reason.
+    /// Returns the next block; `None` after the last one, or where [`Feed::end`] has the reason.
     pub(super) async fn next(&mut self) -> Option<NewBlock> {
-        match tokio::time::timeout(BLOCK_WAIT_MAX, self.blocks.recv()).await {
-            Ok(Some(Ok((block, _room)))) => Some(block),
-            Ok(Some(Err(error))) => {
-                self.error = Some(error.into());
-                None
-            }
-            Ok(None) => None,
-            Err(_) => {
-                self.error = Some(FeedError::TooLate);
-                None
-            }
+        match within_patience(&mut self.news, self.blocks.recv()).await {
+            Some(Some(Ok((block, _room)))) => return Some(block),
+            Some(Some(Err(error))) => self.error = Some(error.into()),
+            Some(None) => {}
+            None => self.error = Some(FeedError::TooLate),
         }
+        None
     }
 
     /// Ends the thread; returns why the feed ended early, if it did.
@@ -123,6 +125,29 @@ impl Feed {
             let _ = thread.await;
         }
         self.error.take()
+    }
+}
+
+/// Waits for what comes from a node; `None` where it does not come. A node keeps silent about a block that has left its
+/// chain since it was asked: whoever has announced something else, or has connected again, is given a moment only.
+async fn within_patience<T>(
+    news: &mut Option<watch::Receiver<u64>>,
+    awaited: impl Future<Output = T>,
+) -> Option<T> {
+    let changed = async {
+        match news {
+            Some(news) => {
+                let _ = news.changed().await;
+                tokio::time::sleep(NEWS_WAIT_MAX).await;
+            }
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        awaited = awaited => Some(awaited),
+        () = changed => None,
+        () = tokio::time::sleep(BLOCK_WAIT_MAX) => None,
     }
 }
 

@@ -44,11 +44,9 @@ pub(crate) async fn keep_headers(
 /// # Errors
 /// What the server says; then nothing has changed once the caller's transaction has ended.
 pub(crate) async fn disconnect(transaction: &Transaction<'_>, fork_height: u32) -> Result<u32, LiveError> {
-    // Before segments are dropped: their rows of `blocks` go with them.
-    let count = transaction
-        .query_one("select count(*) from chain.blocks where height > $1", &[&(fork_height as i32)])
-        .await
-        .map_err(LiveError::server("counting blocks to disconnect"))?;
+    let count = "select count(*) from chain.blocks where height > $1";
+    let row = transaction.query_one(count, &[&(fork_height as i32)]).await;
+    let depth = row.map_err(LiveError::server("counting blocks"))?.get::<_, i64>(0) as u32;
     keep_headers(transaction, fork_height)
         .await
         .map_err(LiveError::server("keeping disconnected headers"))?;
@@ -71,7 +69,7 @@ pub(crate) async fn disconnect(transaction: &Transaction<'_>, fork_height: u32) 
         .execute("delete from chain.blocks where height > $1", &[&(fork_height as i32)])
         .await
         .map_err(&what)?;
-    Ok(count.get::<_, i64>(0) as u32)
+    Ok(depth)
 }
 
 /// Removes the rows of a segment above a height.

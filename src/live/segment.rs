@@ -6,11 +6,13 @@
 //! is `attached` like any other. Foreign keys are added at that moment, NOT VALID, and proven in the background: see
 //! [`crate::live`] for what they cost before.
 
-use tokio_postgres::{GenericClient, Row, Transaction};
+use tokio_postgres::{Client, GenericClient, Row, Transaction};
+use tracing::info;
 
 use super::LiveError;
+use super::tip::Tip;
 use crate::pg::objects;
-use crate::pg::segments::{Counts, attach_partition_sql, create_table_sql};
+use crate::pg::segments::{self, Counts, attach_partition_sql, create_table_sql, narrow_sql, partition};
 use crate::replay::schedule::Segment;
 use crate::rows::Table;
 
@@ -150,4 +152,61 @@ pub(crate) async fn complete(transaction: &Transaction<'_>, id: u32) -> Result<(
         }
     }
     Ok(())
+}
+
+/// Ends the live segments at the tip, so that others can begin right above: an empty one is dropped, the last one gets
+/// the bounds of what it has. Readers wait for one short transaction; the scan that proves the bounds is done before.
+/// Repeats what an interrupted call left behind. Called before a bulk load.
+///
+/// # Errors
+/// What the server says; where a reader is in the way for too long, a later call goes on.
+pub(crate) async fn close_early(client: &mut Client) -> Result<(), LiveError> {
+    let tip = Tip::read(client, None).await?.height;
+    for segment in from_height(client, tip + 1).await? {
+        let transaction = super::begin(client).await?;
+        if segment.height_first > tip {
+            segments::drop_segment_in(&transaction, segment.id)
+                .await
+                .map_err(LiveError::server("dropping an empty segment"))?;
+            transaction.commit().await.map_err(LiveError::server("dropping an empty segment"))?;
+            continue;
+        }
+        drop(transaction);
+        close_at(client, &segment, tip).await?;
+        info!(
+            segment = segment.id,
+            height_last = tip,
+            "a live segment ends here: the next blocks are loaded in bulk"
+        );
+    }
+    Ok(())
+}
+
+/// Gives a segment the bounds of what it has.
+async fn close_at(client: &mut Client, segment: &LiveSegment, tip: u32) -> Result<(), LiveError> {
+    let what = LiveError::server("ending a live segment at the tip");
+    let heights = segment.height_first..=tip;
+    let closed = Segment { id: segment.id, heights, block_bytes: 0 };
+    for table in Table::PARTITIONED {
+        for statement in narrow_sql(table, &closed) {
+            client.batch_execute(&statement).await.map_err(&what)?;
+        }
+    }
+    let transaction = super::begin(client).await?;
+    for table in Table::PARTITIONED {
+        let name = partition(table, segment.id);
+        let detach = format!("alter table chain.{} detach partition {name}", table.name());
+        transaction.batch_execute(&detach).await.map_err(&what)?;
+        let attach = attach_partition_sql(table, segment.id, segment.height_first, tip);
+        transaction.batch_execute(&attach).await.map_err(&what)?;
+    }
+    complete(&transaction, segment.id).await?;
+    transaction
+        .execute(
+            "update ops.segments set state = 'attached', height_last = $2, loaded_at = now() where segment_id = $1",
+            &[&(segment.id as i32), &(tip as i32)],
+        )
+        .await
+        .map_err(&what)?;
+    transaction.commit().await.map_err(&what)
 }

@@ -194,6 +194,20 @@ pub fn rebound_sql(table: Table, segment: &Segment) -> Option<String> {
     ))
 }
 
+/// Returns the statements, one a transaction, by which an attached table gets narrower bounds and proves them, so that it
+/// can be attached with them without a scan. Readers wait for none; what an interrupted series left is replaced.
+pub fn narrow_sql(table: Table, segment: &Segment) -> [String; 2] {
+    let (name, (from, to)) = (partition(table, segment.id), bounds(segment));
+    let check = objects::quote(&check_name(table, segment.id));
+    [
+        format!(
+            "alter table {name} drop constraint if exists {check}, \
+             add constraint {check} check (tx_num >= {from} and tx_num < {to}) not valid"
+        ),
+        format!("alter table {name} validate constraint {check}"),
+    ]
+}
+
 /// Proves the bounds of a segment that ended early, one scan a table; others are proven already.
 ///
 /// # Errors

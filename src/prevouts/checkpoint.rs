@@ -122,6 +122,11 @@ pub(super) fn path(dir: &Path, height: u32) -> PathBuf {
     dir.join(format!("checkpoint-{height:08}"))
 }
 
+/// Returns the height in the name of a checkpoint file.
+pub(super) fn height_of(path: &Path) -> Option<u32> {
+    path.file_name()?.to_str()?.strip_prefix("checkpoint-")?.parse().ok()
+}
+
 fn read_run(reader: &mut SealedReader) -> Result<Run, CoinFileError> {
     let mut number = || Ok::<_, CoinFileError>(u64::from_le_bytes(reader.read_array()?));
     let (id, coin_count) = (number()?, number()?);

@@ -141,9 +141,14 @@ impl FoundBlocks {
     ) -> Result<News, ReplayError> {
         let tree = self.tree(client).await?;
         let chain = |found: &FoundBlocks, tree: Arc<HeaderTree>, active: ActiveChain| {
-            let chain = Chain { files: found.files(), tree, active: Arc::new(active), node: found.node.clone() };
+            let chain =
+                Chain { files: found.files(), tree, active: Arc::new(active), node: found.node.clone() };
             let height = chain.active.tip_height();
-            if height == tip.height && chain.hash(height) == tip.hash { News::Same } else { News::Chain(chain) }
+            if height == tip.height && chain.hash(height) == tip.hash {
+                News::Same
+            } else {
+                News::Chain(chain)
+            }
         };
         let Some(node) = self.node.clone() else {
             let active = tree.active_chain(excluded, Some(&tip.hash));
@@ -270,7 +275,10 @@ impl Behind {
                 "waiting for the node: its chain has less work than the database's, and nothing is taken back for that"
             ),
             Behind::Unsettled { height } => {
-                info!(height, "the node's chain has less work than the database's: waiting whether it goes on");
+                info!(
+                    height,
+                    "the node's chain has less work than the database's: waiting whether it goes on"
+                );
             }
         }
     }

@@ -241,7 +241,13 @@ impl FoundBlocks {
         let tree = self.tree(client).await?;
         self.keep(&tree).await?;
         let (files, seconds) = (self.files.paths().len(), began.elapsed().as_secs_f64());
-        info!(headers = tree.len(), files, seconds, "scanned the headers of {}", self.files.directory().display());
+        info!(
+            headers = tree.len(),
+            files,
+            seconds,
+            "scanned the headers of {}",
+            self.files.directory().display()
+        );
         Ok(())
     }
 
@@ -264,7 +270,9 @@ impl FoundBlocks {
         let is_appended = now.paths().starts_with(before.paths());
         let changed: Vec<u32> = (0..now.paths().len() as u32)
             .zip(before.unchanged(&now))
-            .filter_map(|(file, unchanged)| (unchanged != Some(file) || !now.is_settled(file)).then_some(file))
+            .filter_map(|(file, unchanged)| {
+                (unchanged != Some(file) || !now.is_settled(file)).then_some(file)
+            })
             .collect();
         let now = Arc::new(now);
         if is_appended && changed.len() <= UNKEPT_FILES_MAX {

@@ -150,6 +150,7 @@ fn report() -> Report {
             source: "database",
             is_confirmed_by_node: false,
         }),
+        live: None,
         invalid_blocks: Some(InvalidBlocks {
             count: 1,
             first: Some(InvalidBlock {

@@ -69,7 +69,13 @@ pub fn extend(chain: &mut Chain) {
     // What the block before left.
     if let Some(before) = chain.blocks()[height - 1].txdata.get(1) {
         let left = outpoint(before, 1);
-        transactions.push(spend(&[left], vec![pay(1_999_000, script(&[&[0x76, 0xa9, 0x14], [seed; 20].as_slice(), &[0x88, 0xac]].concat()))]));
+        transactions.push(spend(
+            &[left],
+            vec![pay(
+                1_999_000,
+                script(&[&[0x76, 0xa9, 0x14], [seed; 20].as_slice(), &[0x88, 0xac]].concat()),
+            )],
+        ));
     }
     chain.mine(Draft { transactions, ..Draft::default() });
 }
@@ -189,7 +195,8 @@ impl Tip {
 
     /// The database's tip, `HEIGHT HASH`; nothing while the server is away.
     fn database_tip(&self) -> Option<String> {
-        let sql = "select height || ' ' || chain.hash_hex(hash) from chain.blocks order by height desc limit 1";
+        let sql =
+            "select height || ' ' || chain.hash_hex(hash) from chain.blocks order by height desc limit 1";
         let finished = self.satgres.command(&["psql", "--", "-X", "-Atq", "-c", sql]);
         finished.status.success().then(|| finished.stdout.trim().to_owned())
     }

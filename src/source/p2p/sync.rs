@@ -181,11 +181,7 @@ impl Node {
     }
 
     /// Asks a node; `None` where it is not connected, or goes away before it answers.
-    async fn ask(
-        &self,
-        peer: usize,
-        locator: Vec<Hash32>,
-    ) -> Option<Vec<[u8; HEADER_BYTES]>> {
+    async fn ask(&self, peer: usize, locator: Vec<Hash32>) -> Option<Vec<[u8; HEADER_BYTES]>> {
         let commands = self.inner.lock().peers[peer].commands.clone()?;
         let (answer, answered) = oneshot::channel();
         commands.send(AskHeaders { locator, answer }).await.ok()?;

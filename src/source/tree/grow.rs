@@ -73,7 +73,8 @@ impl HeaderTree {
     /// Returns the entries that have a record in a file, by its offset.
     fn known_in(&self, file: u32) -> HashMap<u64, u32> {
         let own = (0..).zip(&self.entries).map(|(index, entry)| (entry.location, index));
-        let copies = self.copies.iter().flat_map(|(&index, copies)| copies.iter().map(move |&(_, at)| (at, index)));
+        let copies =
+            self.copies.iter().flat_map(|(&index, copies)| copies.iter().map(move |&(_, at)| (at, index)));
         own.chain(copies).filter(|(at, _)| at.file == file).map(|(at, index)| (at.offset, index)).collect()
     }
 
@@ -92,7 +93,10 @@ impl HeaderTree {
             None => {
                 let work = Work::new(work);
                 let height = UNCONNECTED;
-                self.add_entry(super::Entry { hash, work, prev: NONE, height, time, bits, location, trust }, prev_hash);
+                self.add_entry(
+                    super::Entry { hash, work, prev: NONE, height, time, bits, location, trust },
+                    prev_hash,
+                );
             }
         }
     }

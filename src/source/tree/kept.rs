@@ -124,7 +124,8 @@ impl HeaderTree {
             (0..by_file.len()).filter(|&file| files.stamps()[file].is_settled()).collect();
         writer.write(&(settled.len() as u32).to_le_bytes())?;
         for file in settled {
-            let (path, records) = (files.paths()[file].as_os_str().as_bytes(), std::mem::take(&mut by_file[file]));
+            let (path, records) =
+                (files.paths()[file].as_os_str().as_bytes(), std::mem::take(&mut by_file[file]));
             writer.write(&(path.len() as u32).to_le_bytes())?;
             writer.write(path)?;
             writer.write(&files.stamps()[file].to_bytes())?;
