@@ -83,9 +83,16 @@ pub fn extend(chain: &mut Chain) {
 impl Tip {
     /// A node with a chain of a height; `why` is what is not tested without one.
     pub fn start(height: usize, options: &[&str], why: &str) -> Option<Tip> {
+        Self::start_with(height, options, &[], why)
+    }
+
+    /// The same with more options of the node.
+    pub fn start_with(height: usize, options: &[&str], node_options: &[&str], why: &str) -> Option<Tip> {
+        let more = node_options.iter().map(|&option| option.to_owned());
         let node_dir = tempfile::tempdir().unwrap();
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let node_options = vec!["-listen=1".to_owned(), format!("-bind=127.0.0.1:{port}")];
+        let node_options: Vec<String> =
+            ["-listen=1".to_owned(), format!("-bind=127.0.0.1:{port}")].into_iter().chain(more).collect();
         let words: Vec<&str> = node_options.iter().map(String::as_str).collect();
         let node = Node::start(node_dir.path(), &words, why)?;
         let mut chain = Chain::regtest();
@@ -119,7 +126,7 @@ impl Tip {
     /// Gives the node our blocks from a height on.
     pub fn submit(&self, from: usize) {
         for block in &self.chain.blocks()[from..] {
-            let answer = self.node().cli(&["submitblock", &hex(&serialize(block))]);
+            let answer = self.node().cli_stdin(&["submitblock"], &hex(&serialize(block)));
             assert!(answer.is_empty() || answer == "inconclusive", "the node takes our blocks: {answer}");
         }
     }
@@ -134,14 +141,24 @@ impl Tip {
     /// Makes the node leave the last `depth` blocks for `count` others.
     pub fn reorg(&mut self, depth: usize, count: usize) {
         let fork = self.chain.height() - depth;
-        let left = self.chain.blocks()[fork + 1].block_hash().to_string();
-        self.branch = self.branch.wrapping_add(1).max(1);
-        self.chain = self.chain.fork(fork, self.branch);
+        self.branch(fork);
         (0..count).for_each(|_| extend(&mut self.chain));
         // So that a branch with less work counts too.
-        self.node().cli(&["invalidateblock", &left]);
+        self.leave(fork);
         self.submit(fork + 1);
         assert_eq!(self.node().cli(&["getbestblockhash"]), self.chain.tip().to_string());
+    }
+
+    /// Goes on from a fork of our chain.
+    pub fn branch(&mut self, fork: usize) {
+        self.branch = self.branch.wrapping_add(1).max(1);
+        self.chain = self.chain.fork(fork, self.branch);
+    }
+
+    /// Makes the node go back to the block at a height.
+    pub fn leave(&self, fork: usize) {
+        let first = self.node().cli(&["getblockhash", &(fork + 1).to_string()]);
+        self.node().cli(&["invalidateblock", &first]);
     }
 
     pub fn restart_node(&mut self) {
