@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn small_chains_are_loaded_in_bulk_beyond_some_hundred_blocks() {
-        assert_eq!(way(&gap(250, 250_000, 1_000_000), &RATES, None), Way::Live);
+        assert_eq!(way(&gap(240, 240_000, 1_000_000), &RATES, None), Way::Live);
         assert_eq!(way(&gap(260, 260_000, 1_000_000), &RATES, None), Way::Bulk);
     }
 
