@@ -1,4 +1,4 @@
--- Live segments: partitions that are filled block by block, with their indexes present.
+-- Live sync: segments that are filled block by block with their indexes present, and blocks that are disconnected.
 
 alter table ops.segments drop constraint segments_state_check;
 alter table ops.segments add constraint segments_state_check check (state in ('loading', 'loaded', 'live', 'attached'));
@@ -8,3 +8,19 @@ comment on column ops.segments.state is 'loading: unfinished, dropped by the nex
 comment on column ops.segments.changed_at is 'When a reorg last removed blocks from it after it had been complete; NULL if never.';
 
 comment on column ops.segments.loaded_at is 'When it was complete: all its tables had committed, or its last block was connected.';
+
+-- No longer declared: see sql/objects.toml.
+do $$
+declare
+    found record;
+begin
+    for found in
+        select c.conrelid::regclass as partition, c.conname
+        from pg_constraint c
+        where c.contype = 'f' and c.connamespace = 'chain'::regnamespace and c.confrelid = 'chain.blocks'::regclass
+    loop
+        execute format('alter table %s drop constraint %I', found.partition, found.conname);
+    end loop;
+end
+$$;
+delete from ops.index_jobs where object_name ~ '^transactions_[0-9]+_height_fkey( \(validate\))?$';

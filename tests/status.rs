@@ -206,7 +206,7 @@ fn a_load_and_a_restore_are_told(ground: &Ground) {
     assert_eq!((&ended["tip"]["is_confirmed_by_node"], &ended["is_ready"]), (&false.into(), &true.into()));
     let segments = serde_json::json!({"planned": 3, "loading": 0, "loaded": 3, "attached": 3});
     assert_eq!(ended["segments"], segments);
-    assert_eq!(ended["constraints"], serde_json::json!({"total": 9, "validated": 0, "failed": 0}));
+    assert_eq!(ended["constraints"], serde_json::json!({"total": 6, "validated": 0, "failed": 0}));
     assert_eq!(
         (number(&ended, "/indexes/done"), number(&ended, "/indexes/done_ratio")),
         (Some(21.0), Some(1.0))

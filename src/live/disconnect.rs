@@ -44,13 +44,17 @@ pub(crate) async fn keep_headers(
 /// # Errors
 /// What the server says; then nothing has changed once the caller's transaction has ended.
 pub(crate) async fn disconnect(transaction: &Transaction<'_>, fork_height: u32) -> Result<u32, LiveError> {
-    let count = "select count(*) from chain.blocks where height > $1";
-    let row = transaction.query_one(count, &[&(fork_height as i32)]).await;
-    let depth = row.map_err(LiveError::server("counting blocks"))?.get::<_, i64>(0) as u32;
+    let tip = "select coalesce(max(height), -1) from chain.blocks";
+    let row = transaction.query_one(tip, &[]).await.map_err(LiveError::server("reading the tip"))?;
+    let tip_height = row.get::<_, i32>(0);
     keep_headers(transaction, fork_height)
         .await
         .map_err(LiveError::server("keeping disconnected headers"))?;
-    for segment in segment::from_height(transaction, fork_height + 1).await?.iter().rev() {
+    let above = segment::from_height(transaction, fork_height + 1).await?;
+    let holds_blocks = |segment: &LiveSegment| segment.height_first as i32 <= tip_height;
+    // One that was made ahead and is empty stays where it still follows: dropping it would keep readers waiting.
+    let is_dropping = above.iter().any(|it| it.height_first > fork_height && holds_blocks(it));
+    for segment in above.iter().rev().filter(|it| is_dropping || holds_blocks(it)) {
         if segment.height_first > fork_height {
             segments::drop_segment_in(transaction, segment.id)
                 .await
@@ -69,7 +73,7 @@ pub(crate) async fn disconnect(transaction: &Transaction<'_>, fork_height: u32) 
         .execute("delete from chain.blocks where height > $1", &[&(fork_height as i32)])
         .await
         .map_err(&what)?;
-    Ok(depth)
+    Ok((tip_height - fork_height as i32).max(0) as u32)
 }
 
 /// Removes the rows of a segment above a height.

@@ -63,10 +63,12 @@ pub(super) async fn ensure(
     height: u32,
     blocks: u32,
 ) -> Result<LiveSegment, LiveError> {
-    if let Some(there) =
-        from_height(transaction, height).await?.first().filter(|it| it.height_first <= height)
-    {
-        return Ok(*there);
+    let above = from_height(transaction, height).await?;
+    let mut height_last = height + blocks.max(1) - 1;
+    match above.first() {
+        Some(there) if there.height_first <= height => return Ok(*there),
+        Some(next) => height_last = height_last.min(next.height_first - 1),
+        None => {}
     }
     let what = "making a live segment";
     let row = transaction
@@ -75,13 +77,12 @@ pub(super) async fn ensure(
                block_bytes, attached_at) \
              select coalesce(max(segment_id), -1) + 1, $1, $2, 'live', 0, 0, 0, 0, now() from ops.segments \
              returning segment_id",
-            &[&(height as i32), &((height + blocks.max(1) - 1) as i32)],
+            &[&(height as i32), &(height_last as i32)],
         )
         .await
         .map_err(LiveError::server(what))?;
     let id = row.get::<_, i32>(0) as u32;
-    let made =
-        LiveSegment { id, height_first: height, height_last: height + blocks.max(1) - 1, is_live: true };
+    let made = LiveSegment { id, height_first: height, height_last, is_live: true };
     for statement in statements(&made) {
         transaction.batch_execute(&statement).await.map_err(LiveError::server(what))?;
     }

@@ -15,14 +15,16 @@ async fn blocks_connected_row_by_row_are_those_of_a_bulk_load() {
     load(&bulk, chain.blocks(), "3KiB");
     assert_chain(&bulk, &chain.rows());
     let digest = bulk.digest();
+    let mut satgres = Satgres::new();
     for (height, options) in [(0, &TINY), (101, &COLD), (117, &WARM), (104, &TINY), (129, &COLD)] {
-        let mut live = Live::above(&chain.blocks()[..=height], options).await;
+        let mut live = Live::on(satgres, &chain.blocks()[..=height], options).await;
         let followed = live.follow(&chain, height).await;
         assert_eq!((followed.height, followed.blocks as usize), (130, 130 - height));
         assert_eq!(live.satgres.digest(), digest, "connected above {height}: {options:?}");
         assert_chain(&live.satgres, &chain.rows());
         live.satgres.verify();
         assert_segments(&live, options);
+        satgres = live.forget();
     }
 }
 

@@ -81,11 +81,21 @@ pub(crate) struct Live {
 impl Live {
     /// Loads blocks in bulk, then opens a connector.
     pub(crate) async fn above(blocks: &[Block], options: &LiveOptions) -> Live {
-        let satgres = Satgres::new();
+        Live::on(Satgres::new(), blocks, options).await
+    }
+
+    /// The same on a server that is there already, with an empty database.
+    pub(crate) async fn on(satgres: Satgres, blocks: &[Block], options: &LiveOptions) -> Live {
         load(&satgres, blocks, "3KiB");
         let mut client = connect(&satgres).await;
         let connector = Connector::open(&mut client, options.clone()).await.unwrap();
         Live { satgres, client, connector }
+    }
+
+    /// Removes the database; the server stays, for the next one.
+    pub(crate) fn forget(self) -> Satgres {
+        self.satgres.forget_chain();
+        self.satgres
     }
 
     /// Follows a chain that leaves ours after a height.

@@ -3,6 +3,7 @@
 use bitcoin::{Block, OutPoint, Txid};
 use satgres::live::{Change, LiveError};
 
+use crate::support::Satgres;
 use crate::support::blocks::{Chain, Draft, mine, outpoint, pay, script, spend};
 use crate::support::rows::assert_chain;
 use crate::support::sample;
@@ -60,8 +61,9 @@ fn state(live: &Live) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_invalid_block_changes_nothing_and_the_next_valid_one_is_taken() {
     let chain = sample::chain(110);
+    let mut satgres = Satgres::new();
     for options in [WARM, COLD] {
-        let mut live = Live::above(&chain.blocks()[..=104], &options).await;
+        let mut live = Live::on(satgres, &chain.blocks()[..=104], &options).await;
         live.follow(&chain, 104).await;
         let before = state(&live);
         for (reason, block) in broken(&chain) {
@@ -88,6 +90,7 @@ async fn an_invalid_block_changes_nothing_and_the_next_valid_one_is_taken() {
         live.follow(&longer, 110).await;
         assert_chain(&live.satgres, &longer.rows());
         live.satgres.verify();
+        satgres = live.forget();
     }
 }
 

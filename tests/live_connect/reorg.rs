@@ -2,6 +2,7 @@
 
 use satgres::live::{Change, Connector};
 
+use crate::support::Satgres;
 use crate::support::blocks::{Chain, Draft, coinbase, outpoint, pay, script, spend};
 use crate::support::rows::assert_chain;
 use crate::support::sample;
@@ -10,6 +11,7 @@ use crate::{COLD, Live, TINY, WARM, change};
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reorg_across_segments_ends_as_a_bulk_load_of_the_other_branch() {
     let main = sample::chain(125);
+    let mut satgres = Satgres::new();
     for (fork, options) in [(120, &WARM), (109, &TINY), (99, &COLD), (124, &COLD)] {
         let mut other = main.fork(fork, 1);
         while other.height() < 128 {
@@ -19,7 +21,7 @@ async fn a_reorg_across_segments_ends_as_a_bulk_load_of_the_other_branch() {
                 other.mine_empty(1)
             };
         }
-        let mut live = Live::above(&main.blocks()[..=106], options).await;
+        let mut live = Live::on(satgres, &main.blocks()[..=106], options).await;
         live.follow(&main, 106).await;
         let followed = live.follow(&other, fork).await;
         assert_eq!((followed.depth as usize, followed.blocks as usize), (125 - fork, 128 - fork));
@@ -48,6 +50,7 @@ async fn a_reorg_across_segments_ends_as_a_bulk_load_of_the_other_branch() {
         live.satgres.verify();
         let stale = live.satgres.value("select count(*) from chain.stale_blocks");
         assert_eq!(stale, (128 - fork).to_string());
+        satgres = live.forget();
     }
 }
 
@@ -86,8 +89,9 @@ async fn a_twin_overwrites_the_earlier_coins_and_taken_back_it_returns_them() {
     let child = spend(&[outpoint(&twin(), 0)], vec![pay(2_999_999_000, script(&[0x53]))]);
     chain.mine_transactions(vec![child.clone()]);
     let before = chain.clone();
+    let mut satgres = Satgres::new();
     for options in [WARM, TINY, COLD] {
-        let mut live = Live::above(&before.blocks()[..=4], &options).await;
+        let mut live = Live::on(satgres, &before.blocks()[..=4], &options).await;
         let mut chain = before.clone();
         mine_twin(&mut chain);
         chain.mine_empty(101);
@@ -120,6 +124,7 @@ async fn a_twin_overwrites_the_earlier_coins_and_taken_back_it_returns_them() {
         assert_chain(&live.satgres, &other.rows());
         assert_eq!(live.satgres.value("select count(*) from chain.overwritten"), "0");
         live.satgres.verify();
+        satgres = live.forget();
     }
 }
 

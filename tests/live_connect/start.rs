@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use satgres::live::{Change, Connector};
 
+use crate::support::Satgres;
 use crate::support::blkfiles::BlkDir;
 use crate::support::blocks::Chain;
 use crate::support::rows::assert_chain;
@@ -33,8 +34,9 @@ fn assert_contiguous(live: &Live) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bulk_load_ends_the_live_segment_at_the_tip_and_goes_on_from_there() {
     let chain = sample::chain(150);
+    let mut satgres = Satgres::new();
     for (height, options) in [(118, &TINY), (113, &TINY), (125, &WARM), (107, &COLD)] {
-        let mut live = Live::above(&chain.blocks()[..=106], options).await;
+        let mut live = Live::on(satgres, &chain.blocks()[..=106], options).await;
         let mut some = change(&chain, 106);
         some.blocks.truncate(height - 106);
         live.try_follow(&some).await.unwrap();
@@ -51,14 +53,16 @@ async fn a_bulk_load_ends_the_live_segment_at_the_tip_and_goes_on_from_there() {
         assert_chain(&live.satgres, &longer.rows());
         live.satgres.verify();
         assert_contiguous(&live);
+        satgres = live.forget();
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reorg_while_nothing_ran_is_cut_out_of_live_segments_in_place() {
     let main = sample::chain(130);
+    let mut satgres = Satgres::new();
     for (fork, options) in [(128, &WARM), (120, &TINY), (109, &COLD), (103, &WARM)] {
-        let mut live = Live::above(&main.blocks()[..=108], options).await;
+        let mut live = Live::on(satgres, &main.blocks()[..=108], options).await;
         live.follow(&main, 108).await;
         let mut other = main.fork(fork, 1);
         other.mine_empty(2);
@@ -71,15 +75,17 @@ async fn a_reorg_while_nothing_ran_is_cut_out_of_live_segments_in_place() {
         assert_contiguous(&live);
         let logged = live.satgres.copy("select fork_height, depth from ops.reorgs");
         assert_eq!(logged, [format!("{fork}\t{}", 130 - fork)]);
+        satgres = live.forget();
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_set_brought_forward_is_the_set_that_a_rebuild_gives() {
     // Both with everything in the cache, and with coins in runs on disk.
+    let mut satgres = Satgres::new();
     for cache in ["64MiB", "2KiB"] {
         let chain = sample::chain(168);
-        let mut live = Live::above(&chain.blocks()[..=155], &TINY).await;
+        let mut live = Live::on(satgres, &chain.blocks()[..=155], &TINY).await;
         live.follow(&chain.fork(165, 1), 155).await;
         // A reorg above the checkpoint is no obstacle.
         let mut other = chain.fork(160, 2);
@@ -107,6 +113,7 @@ async fn a_set_brought_forward_is_the_set_that_a_rebuild_gives() {
         assert!(!output.contains(FORWARD), "{output}");
         assert_chain(&live.satgres, &below.rows());
         live.satgres.verify();
+        satgres = live.forget();
     }
 }
 
