@@ -200,6 +200,7 @@ impl<'a> Follower<'a> {
     /// file is damaged.
     pub async fn follow(&mut self) -> Result<(), ReplayError> {
         self.reporter.live();
+        self.connector.prepare(&mut self.client).await?;
         let mut is_due = true;
         loop {
             let is_all = self.asked_all_at.is_none_or(|at| at.elapsed() >= ASK_ALL_EVERY);

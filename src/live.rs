@@ -197,7 +197,7 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Reads the tip, and makes the segment of the next block if there is none.
+    /// Reads the tip; nothing is changed.
     ///
     /// # Errors
     /// [`LiveError::Empty`] in a database without blocks, [`LiveError::NotAttached`] in one that is being loaded; what the
@@ -211,9 +211,16 @@ impl Connector {
         let tip = Tip::read(client, None).await?;
         let key = FingerprintKey::random().map_err(LiveError::system("drawing a fingerprint key"))?;
         let caches = Caches::new(&options, &key);
-        let mut connector = Connector { options, key: Arc::new(key), caches, tip };
-        connector.make_ahead(client, connector.tip.height + 1).await?;
-        Ok(connector)
+        Ok(Connector { options, key: Arc::new(key), caches, tip })
+    }
+
+    /// Makes the segment of the next block if there is none: a service that stays has it ready, one that ends at the tip
+    /// leaves none behind.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn prepare(&mut self, client: &mut Client) -> Result<(), LiveError> {
+        self.make_ahead(client, self.tip.height + 1).await
     }
 
     /// Returns the tip as this connector left or found it.
