@@ -12,6 +12,7 @@ mod size;
 use std::{
     collections::BTreeMap,
     fmt,
+    net::SocketAddr,
     path::{Path, PathBuf},
 };
 
@@ -153,6 +154,8 @@ pub struct Settings {
     pub pg_bin: Option<PathBuf>,
     /// Whether `run` ends when all that the files hold is queryable.
     pub until_synced: bool,
+    /// Where `run` answers `/health` and `/metrics`; `None`: nowhere.
+    pub listen: Option<SocketAddr>,
     /// Filter of the log.
     pub log: String,
     /// Who decides on the private server's settings.
@@ -309,6 +312,7 @@ impl Settings {
                 self.pg_bin.as_ref().map_or_else(|| "found".to_owned(), |dir| dir.display().to_string())
             }
             "until_synced" => self.until_synced.to_string(),
+            "listen" => self.listen.map_or_else(|| "none".to_owned(), |address| address.to_string()),
             "log" => self.log.clone(),
             "replay.segment_bytes" => format_size(self.replay.segment_bytes),
             "tune" => match self.tune {
@@ -383,6 +387,7 @@ impl Values {
             database_url: self.database_url(env)?,
             pg_bin: self.get("pg_bin", parse_path)?,
             until_synced: self.get("until_synced", parse_bool)?.unwrap_or(false),
+            listen: self.get("listen", parse_listen)?.flatten(),
             log: self.get("log", crate::logging::check)?.unwrap_or_else(|| "info".to_owned()),
             tune: self.get("tune", parse_tune)?.unwrap_or(Tune::Auto),
             replay: ReplaySettings {
@@ -479,6 +484,15 @@ fn parse_peers(text: &str) -> Result<Vec<String>, String> {
         }
     });
     addresses.collect()
+}
+
+/// An address of this machine; `none` for none.
+fn parse_listen(text: &str) -> Result<Option<SocketAddr>, String> {
+    if text == "none" {
+        return Ok(None);
+    }
+    let wanted = "use IP:PORT, such as 127.0.0.1:9332 or [::1]:9332, or none";
+    text.parse().map(Some).map_err(|_| wanted.to_owned())
 }
 
 fn parse_seconds(text: &str) -> Result<u64, String> {

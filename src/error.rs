@@ -42,6 +42,9 @@ pub enum Error {
     /// A server of the user's own that cannot be used.
     #[error(transparent)]
     External(#[from] pg::external::Error),
+    /// Nobody can listen there.
+    #[error(transparent)]
+    Listen(#[from] crate::status::ListenError),
     /// No connection.
     #[error(transparent)]
     Pool(#[from] pg::pool::Error),
@@ -160,6 +163,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::System { .. }
+            | Error::Listen(_)
             | Error::Chaingen(_)
             | Error::NotAtWork { .. }
             | Error::NothingLoaded { .. }

@@ -28,7 +28,7 @@ use crate::replay::{self, ReplayOptions};
 use crate::resources::{Resources, about};
 use crate::rows::Store;
 use crate::source::NodeOptions;
-use crate::status::Step;
+use crate::status::{Listener, Step};
 use crate::stop::Stop;
 use crate::verify::{Check, TableDigest, UtxoSetInfo};
 
@@ -46,6 +46,7 @@ pub async fn run(settings: &Settings) -> Result<(), Error> {
     heap::bound_leftovers();
     let profile = Profile::start();
     let stop = Stop::on_signals();
+    let _listener = Listener::start(settings, profile.board())?;
     let _at_work = ServiceLock::take(&settings.data_dir)?;
     let ended = serve(settings, &profile, stop).await;
     profile.board().ended(&ended, settings.until_synced);

@@ -176,6 +176,9 @@ pub(super) struct RunArgs {
     /// End once all that the files hold is queryable; PostgreSQL goes on
     #[arg(long)]
     pub(super) until_synced: bool,
+    /// Answer /health and /metrics over HTTP there, such as 127.0.0.1:9332 [default: none]
+    #[arg(long, value_name = "IP:PORT")]
+    pub(super) listen: Option<String>,
     /// Bytes of blocks in one partition, such as 50GiB; 0 makes one of every block [default: 50GiB]
     #[arg(long, value_name = "SIZE")]
     pub(super) segment_bytes: Option<String>,
@@ -299,6 +302,7 @@ pub(super) fn low_args(cli: &Cli) -> LowArgs {
         take("peer", &(!args.peer.is_empty()).then(|| args.peer.join(",")));
         take("peer_timeout_seconds", &args.peer_timeout_seconds);
         take("until_synced", &args.until_synced.then(|| "true".to_owned()));
+        take("listen", &args.listen);
         take("replay.segment_bytes", &args.segment_bytes);
         take("replay.threads", &args.threads);
         take("replay.batch_bytes", &args.batch_bytes);

@@ -69,6 +69,12 @@ pub const OPTIONS: &[OptionSpec] = &[
     ),
     option("until_synced", "until-synced", "false", "End once all that the files hold is queryable."),
     option(
+        "listen",
+        "listen",
+        "\"none\"",
+        "IP:PORT at which `run` answers /health and /metrics over HTTP, such as 127.0.0.1:9332; no authentication.",
+    ),
+    option(
         "log",
         "log",
         "\"info\"",

@@ -73,6 +73,7 @@ impl FoundBlocks {
                 continue;
             };
             let hash = tree.hash(chosen.index);
+            profile.board().node_height(tree.height(chosen.index));
             let since = match settling {
                 Some((settling, since)) if settling == hash => since,
                 _ => settling.insert((hash, Instant::now())).1,

@@ -51,6 +51,7 @@ pub struct ServiceReport {
     pub silent_seconds: Option<f64>,
     pub last_phase: Option<String>,
     pub last_step: Option<String>,
+    pub listen: Option<String>,
     pub exit_code: Option<u8>,
     pub error: Option<String>,
 }

@@ -85,6 +85,7 @@ const KEYS: &[&str] = &[
     "service.exit_code",
     "service.last_phase",
     "service.last_step",
+    "service.listen",
     "service.pid",
     "service.seen_timestamp_seconds",
     "service.silent_seconds",
@@ -119,6 +120,7 @@ fn report() -> Report {
             seen_timestamp_seconds: Some(at - 0.5),
             silent_seconds: Some(0.5),
             last_phase: Some("REINDEX".to_owned()),
+            listen: None,
             last_step: Some("loading blocks".to_owned()),
             exit_code: None,
             error: None,
@@ -314,7 +316,7 @@ fn the_services_end_is_told_in_words() {
     );
 }
 
-fn state(phase: &str) -> State {
+pub(super) fn state(phase: &str) -> State {
     let load = LoadFigures {
         height_first: 0,
         height_last: 999,
@@ -342,7 +344,9 @@ fn state(phase: &str) -> State {
         step_started_at: 150.0,
         ended: None,
         database: None,
+        listen: None,
         server_pid: None,
+        node_height: None,
         files_tip: Some(FilesTip { height: 999, hash: "ff".to_owned() }),
         is_confirmed_by_node: false,
         height_attached: Some(199),
