@@ -68,6 +68,14 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// The URL of a node's RPC cannot be read; its text may hold a password, so it is not told.
+    #[error(
+        "--node: no valid URL: {reason}\n  help: --node http://USER:PASSWORD@HOST:PORT, or --node http://HOST:PORT --cookie FILE"
+    )]
+    NodeUrl {
+        /// What is wrong with it.
+        reason: &'static str,
+    },
     /// A default needs a home directory.
     #[error("no home directory is known, so {option} has no default: give it")]
     NoHome {
@@ -185,6 +193,8 @@ pub struct ReplaySettings {
     pub utxo_cache_bytes: Option<u64>,
     /// Buckets of the UTXO cache: the oldest one leaves when it is full.
     pub utxo_cache_buckets: u64,
+    /// Headers from a node that are put into the tree's index together.
+    pub headers_batch: usize,
     /// Whether a load that does not seem to fit on the disk is refused.
     pub disk_check: bool,
 }
@@ -328,6 +338,7 @@ impl Settings {
                 self.replay.utxo_cache_bytes.map_or_else(|| "auto".to_owned(), format_size)
             }
             "replay.utxo_cache_buckets" => self.replay.utxo_cache_buckets.to_string(),
+            "replay.headers_batch" => self.replay.headers_batch.to_string(),
             "replay.disk_check" => if self.replay.disk_check { "on" } else { "off" }.to_owned(),
             "live.txnum_cache_buckets" => self.live.txnum_cache_buckets.to_string(),
             "live.txnum_cache_bucket_size" => self.live.txnum_cache_bucket_size.to_string(),
@@ -397,6 +408,7 @@ impl Values {
                 pipeline_bytes: self.get("replay.pipeline_bytes", parse_pipeline_bytes)?.flatten(),
                 utxo_cache_bytes: self.get("replay.utxo_cache", parse_size_or_auto)?.flatten(),
                 utxo_cache_buckets: self.get("replay.utxo_cache_buckets", parse_buckets)?.unwrap_or(10),
+                headers_batch: self.get("replay.headers_batch", parse_headers_batch)?.unwrap_or(10_000),
                 disk_check: self.get("replay.disk_check", parse_switch)?.unwrap_or(true),
             },
             live: LiveSettings {
@@ -507,6 +519,14 @@ fn parse_buckets(text: &str) -> Result<u64, String> {
     match text.parse::<u64>() {
         Ok(buckets @ 1..=1000) => Ok(buckets),
         _ => Err("use a number from 1 to 1000".to_owned()),
+    }
+}
+
+/// A number of headers.
+fn parse_headers_batch(text: &str) -> Result<usize, String> {
+    match text.parse::<usize>() {
+        Ok(headers @ 1..=1_000_000) => Ok(headers),
+        _ => Err("use a number from 1 to 1000000".to_owned()),
     }
 }
 

@@ -7,6 +7,7 @@
 
 pub mod buffers;
 mod choice;
+pub mod confirmed;
 pub mod found;
 pub mod gate;
 mod late;
@@ -235,6 +236,7 @@ pub async fn run(
             None if found.has_grown(&client).await? => unwritten.clear(),
             None => {
                 reconcile::record_stale_blocks(&mut client, &chain).await?;
+                found.record_confirmed(&client, &chain).await?;
                 return Ok(Outcome { tip_height: chain.active.tip_height() });
             }
             // 7. A block that cannot be taken: look for it again, leave it out and choose again, or tell the user.

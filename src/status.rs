@@ -28,7 +28,7 @@ use tokio::time::{timeout, timeout_at};
 
 pub use self::{
     board::Board,
-    database::{Constraints, InvalidBlock, Reorg},
+    database::{ConfirmedTip, Constraints, InvalidBlock, Reorg},
     listener::{ListenError, Listener},
     render::render,
     report::{
@@ -257,6 +257,7 @@ impl Report {
             phase: told.running().map(phase),
             heights,
             tip: tip(state, heights, database),
+            confirmed_tip: database.confirmed.clone(),
             invalid_blocks: database.invalid.clone().map(|(count, first)| InvalidBlocks { count, first }),
             load: load.as_ref().map(LoadReport::new),
             eta: eta(&told, load.as_ref(), database),

@@ -56,6 +56,7 @@ struct Replay {
     pipeline_bytes: Option<Scalar>,
     utxo_cache: Option<Scalar>,
     utxo_cache_buckets: Option<Scalar>,
+    headers_batch: Option<Scalar>,
     disk_check: Option<Scalar>,
 }
 
@@ -107,6 +108,7 @@ fn parse(text: &str, path: &Path) -> Result<BTreeMap<&'static str, (String, Orig
         ("replay.pipeline_bytes", replay.pipeline_bytes),
         ("replay.utxo_cache", replay.utxo_cache),
         ("replay.utxo_cache_buckets", replay.utxo_cache_buckets),
+        ("replay.headers_batch", replay.headers_batch),
         ("replay.disk_check", replay.disk_check),
         ("live.txnum_cache_buckets", live.txnum_cache_buckets),
         ("live.txnum_cache_bucket_size", live.txnum_cache_bucket_size),

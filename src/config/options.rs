@@ -107,6 +107,12 @@ pub const OPTIONS: &[OptionSpec] = &[
         "Parts of that memory: the oldest one leaves when it is full.",
     ),
     option(
+        "replay.headers_batch",
+        "headers-batch",
+        "10000",
+        "Headers from a node that are sorted and put into the index of headers together.",
+    ),
+    option(
         "replay.disk_check",
         "disk-check",
         "\"on\"",

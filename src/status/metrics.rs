@@ -217,6 +217,47 @@ impl Text {
 mod tests {
     use super::*;
 
+    /// Everything is known.
+    fn whole() -> Health {
+        let state = super::super::tests::state("REINDEX");
+        let mut health = Health::new(Some((state, Default::default())), None, 1.0, 2.0);
+        health.node_height = Some(1);
+        (health.utxo_cache_hit_ratio, health.utxo_cache_coins) = (Some(0.5), Some(1));
+        (health.utxo_cache_bytes, health.invalid_blocks) = (Some(1), Some(0));
+        (health.eta_seconds, health.resident_bytes) = (Some(1.0), Some(1));
+        health.index_jobs = Some(Default::default());
+        (health.database.age_seconds, health.database.size_bytes) = (Some(1.0), Some(1));
+        health.last_reorg = super::super::tests::report().last_reorg;
+        health
+    }
+
+    #[test]
+    fn every_metric_and_key_is_documented_and_no_other_is() {
+        let documented = include_str!("../../docs/operations.md");
+        let rows = documented.lines().filter_map(|line| line.strip_prefix("| `satgres_"));
+        let mut documented_names: Vec<String> =
+            rows.map(|row| format!("satgres_{}", row.split(['`', '{']).next().unwrap())).collect();
+        documented_names.sort_unstable();
+        let text = render(&whole());
+        let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+        let mut names: Vec<String> = types.map(str::to_owned).collect();
+        names.sort_unstable();
+        assert_eq!(documented_names, names);
+        let json = serde_json::to_value(whole()).unwrap();
+        for (key, value) in json.as_object().unwrap() {
+            let inner = value.as_object().filter(|_| ["index_jobs", "database"].contains(&key.as_str()));
+            match inner {
+                None => assert!(documented.contains(&format!("`{key}`")), "{key} is not documented"),
+                Some(inner) => {
+                    for inner in inner.keys() {
+                        let (whole, short) = (format!("`{key}.{inner}`"), format!("`.{inner}`"));
+                        assert!(documented.contains(&whole) || documented.contains(&short), "{whole}");
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn what_is_known_is_a_sample_and_what_is_not_is_left_out() {
         let mut health = Health::new(None, None, 1_700_000_000.5, 1_700_000_001.0);

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{
     SILENCE_SECONDS,
-    database::{Constraints, InvalidBlock, Reorg},
+    database::{ConfirmedTip, Constraints, InvalidBlock, Reorg},
     disk::Disk,
     server::ServerReport,
 };
@@ -27,6 +27,7 @@ pub struct Report {
     pub server: ServerReport,
     pub heights: Heights,
     pub tip: Option<TipReport>,
+    pub confirmed_tip: Option<ConfirmedTip>,
     pub invalid_blocks: Option<InvalidBlocks>,
     pub load: Option<LoadReport>,
     pub eta: Eta,

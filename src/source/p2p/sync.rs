@@ -46,7 +46,9 @@ impl Node {
                 let known = self.inner.lock().peers[peer].tip;
                 let base = known.and_then(|hash| tree.find(&hash)).unwrap_or(base);
                 let mark = tree.mark();
-                match self.sync_peer(peer, tree, base).await {
+                let answer = self.sync_peer(peer, tree, base).await;
+                tree.index_headers();
+                match answer {
                     Ok(None) => {}
                     Ok(Some(index)) => {
                         let state = &mut self.inner.lock().peers[peer];
@@ -104,7 +106,7 @@ impl Node {
                 continue;
             }
             let is_full = headers.len() == HEADERS_MAX;
-            match add_all(tree, &headers) {
+            match add_all(tree, &headers, self.inner.headers_batch) {
                 Ok(last) if tip.is_some() && tree.height(last) <= tree.height(at) => {
                     // It goes round in circles, or has reorganised: begin once more at its new tip.
                     stray += 1;
@@ -145,10 +147,10 @@ impl Node {
 }
 
 /// Adds headers that follow each other; the first one's parent must be known.
-fn add_all(tree: &mut HeaderTree, headers: &[[u8; HEADER_BYTES]]) -> Result<u32, HeaderFault> {
+fn add_all(tree: &mut HeaderTree, headers: &[[u8; HEADER_BYTES]], batch: usize) -> Result<u32, HeaderFault> {
     let mut last = None;
     for header in headers {
-        let index = tree.add_header(header)?;
+        let index = tree.append_header(header, batch)?;
         if last.is_some_and(|last| tree.parent(index) != Some(last)) {
             return Err(HeaderFault::OutOfOrder);
         }

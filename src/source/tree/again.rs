@@ -33,9 +33,11 @@ impl HeaderTree {
             })
             .collect();
         drop(by_file);
-        HeaderTree::gather(now, threads, |file| {
+        let mut scanned = HeaderTree::gather(now, threads, |file| {
             known[file as usize].lock().unwrap_or_else(PoisonError::into_inner).take()
-        })
+        })?;
+        scanned.tree.is_partial |= self.is_partial;
+        Ok(scanned)
     }
 
     /// Returns the records of each file, by offset, as the scan gave them.
