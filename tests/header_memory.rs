@@ -78,12 +78,12 @@ fn a_peer_whose_headers_never_end_is_dropped_and_the_good_ones_chain_is_reached(
     let args = ["--peer", endless.as_str(), "--peer", good.address.as_str()];
     let output = satgres.run("regtest", Path::new("no-such-folder"), &args).output();
     let is_told =
-        |line: &str| line.contains("dropped the node: more than 2000000 headers") && line.contains(&endless);
+        |line: &str| line.contains("dropped the node: more than 1100000 headers") && line.contains(&endless);
     assert!(output.lines().any(is_told), "{output}");
     assert_chain(&satgres, &chain.rows());
     let peak: u64 = satgres.value("select max(peak_rss_bytes) from ops.phases").parse().unwrap();
-    assert!(peak < 2_000_000 * BYTES_A_HEADER_MAX, "{peak} bytes");
-    assert!(peak > 2_000_000 * 88, "it took that many: {peak} bytes");
+    assert!(peak < 1_100_000 * BYTES_A_HEADER_MAX, "{peak} bytes");
+    assert!(peak > 1_100_000 * 88, "it took that many: {peak} bytes");
 }
 
 /// Mines headers as they are asked for; keeps none but the last.

@@ -16,7 +16,7 @@ use support::blkfiles::{BlkDir, records};
 use support::blocks::Chain;
 use support::node::Node;
 use support::rows::{assert_chain, hex};
-use support::{Running, Satgres, sample, signal};
+use support::{Running, Satgres, signal};
 
 const NOWHERE: &str = "no-such-folder";
 
@@ -41,7 +41,7 @@ fn status(satgres: &Satgres) -> serde_json::Value {
 
 #[test]
 fn blocks_that_only_the_database_holds_come_from_the_node_when_a_reorg_needs_them() {
-    let chain = sample::chain(130);
+    let chain = Chain::with_blocks(130);
     let mut longer = chain.fork(120, 1);
     longer.mine_empty(15);
     let folder = tempfile::tempdir().unwrap();
@@ -111,7 +111,7 @@ fn what_the_node_confirmed_is_kept(satgres: &Satgres, chain: &Chain, address: &s
 /// A true EIO needs a failing disk.
 #[test]
 fn a_block_file_that_cannot_be_read_is_made_up_for_by_the_node() {
-    let chain = sample::chain(140);
+    let chain = Chain::with_blocks(140);
     let folder = tempfile::tempdir().unwrap();
     let why = "a file that cannot be read is made up for";
     let Some((_node, address)) = node_with(folder.path(), chain.blocks(), why) else { return };

@@ -16,7 +16,7 @@ const LOCATOR_DENSE: u32 = 10;
 /// Most headers, all in all, of a network that anybody can mine on.
 const HEADERS_MAX_TEST: usize = 8_000_000;
 /// The same for regtest, where a header costs two hashes.
-const HEADERS_MAX_REGTEST: usize = 2_000_000;
+const HEADERS_MAX_REGTEST: usize = 1_100_000;
 
 /// Why a header is not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
