@@ -8,7 +8,8 @@
 //! 4. [`rows`] encodes the rows of every table, on threads;
 //! 5. [`pg`] copies them into segments, restores indexes and constraints, attaches;
 //! 6. [`replay`] is the main path that calls all these; [`profile`] tells how long each phase took;
-//! 7. [`verify`] proves that the result is what it should be; [`status`] tells how far all that is.
+//! 7. [`live`] connects and disconnects single blocks at the tip, in one transaction each;
+//! 8. [`verify`] proves that the result is what it should be; [`status`] tells how far all that is.
 
 pub mod cli;
 pub mod config;
@@ -23,6 +24,8 @@ pub mod resources;
 pub mod stop;
 
 pub mod chain;
+pub mod follow;
+pub mod live;
 pub mod pg;
 pub mod prevouts;
 pub mod profile;

@@ -12,6 +12,8 @@ mod resolve;
 mod set;
 
 mod belt;
+mod block_coins;
+mod coin_cache;
 mod entry;
 mod slots;
 mod table;
@@ -26,11 +28,15 @@ mod waiting;
 
 mod checkpoint;
 mod resume;
+mod roll_forward;
 
+pub use block_coins::BlockCoins;
+pub use coin_cache::CoinCache;
 pub use fingerprint::{Fingerprint, FingerprintKey};
 pub use rebuild::{RebuildError, rebuild};
 pub use resolve::{BrokenRule, ConnectError, ResolveError, resolve_batch};
-pub use resume::remove_all;
+pub use resume::{newest_checkpoint, remove_all};
+pub use roll_forward::roll_forward;
 pub use sealed::CoinFileError;
 pub use set::{UtxoFigures, UtxoGauges, UtxoLimits, UtxoOptions, UtxoSet};
 pub use table::{CoinTable, Full, Table};

@@ -239,7 +239,7 @@ fn a_run_is_told_from_second_0_through_its_load_and_the_death_of_its_server() {
         .unwrap();
     satgres.run("regtest", genesis.path(), &[]);
     let holders = ["ops.index_jobs", "chain.blocks"].map(|table| (table, hold(satgres, table)));
-    let options = ["--segment-bytes", "3000000", "--utxo-cache", "1MiB"];
+    let options = ["--segment-bytes", "3000000", "--utxo-cache", "1MiB", "--live-sync-threshold", "0"];
     let running = ground.start("127.0.0.1:0", &options);
     let address = ground.address();
     let loading = health_when(&address, "rows are loaded and what is there can be queried", |health| {

@@ -50,6 +50,7 @@ pub async fn run_with(
             height_first: *heights.start(),
             height_last: *heights.end(),
             is_attached: false,
+            is_live: false,
             counts: segment.counts,
         })?;
     }

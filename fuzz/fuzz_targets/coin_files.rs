@@ -83,7 +83,7 @@ fuzz_target!(|bytes: &[u8]| {
     for (name, content) in &files {
         std::fs::write(dir.join(name), content).expect("a folder of our own");
     }
-    let Ok(Some(mut set)) = UtxoSet::resume(&options(dir), HEIGHT, &HASH) else { return };
+    let Ok(Some(mut set)) = UtxoSet::resume(&options(dir), |height, hash| (height, *hash) == (HEIGHT, HASH)) else { return };
     assert_eq!(set.coin_count(), 3 * BLOCK_COINS);
     // Spends every coin: each must be there, with its own facts.
     let mut spends = batch(HEIGHT_SPENT, 0..0, 0..3 * BLOCK_COINS);

@@ -94,6 +94,21 @@ pub struct Input {
     pub prevout: crate::prevouts::Coin,
 }
 
+impl Input {
+    /// Returns the txid of the output that it spends, internal byte order; of a coinbase all zeros. The bytes stand in front
+    /// of the scriptSig: txid, index (4 bytes), the length of the scriptSig in its shortest form.
+    #[inline]
+    pub fn prev_txid(&self, raw: &[u8]) -> Hash32 {
+        let length_bytes = match self.script_sig.len {
+            0..=0xfc => 1,
+            0xfd..=0xffff => 3,
+            _ => 5,
+        };
+        let end = self.script_sig.from as usize - length_bytes - 4;
+        raw[end - 32..end].try_into().expect("32 bytes")
+    }
+}
+
 /// One output of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Output {

@@ -334,9 +334,11 @@ struct Wanted {
     definition: String,
     /// Parent's index that it must be attached to.
     parent: Option<String>,
+    /// Whether it may be missing: a live segment gets its foreign keys when it is complete.
+    is_optional: bool,
 }
 
-/// Compares the declared list with the catalogue, for the parents and for every attached segment.
+/// Compares the declared list with the catalogue, for the parents and for every segment that readers see.
 ///
 /// Whether a foreign key is validated yet is no difference; segments that are not attached are still being built and
 /// are not looked at.
@@ -345,19 +347,22 @@ struct Wanted {
 /// The server's.
 pub async fn catalogue_differences(client: &Client) -> Result<Vec<Difference>, tokio_postgres::Error> {
     let parents: Vec<String> = SEGMENTED.iter().map(ToString::to_string).collect();
-    let attached_sql = "select segment_id from ops.segments where state = 'attached'";
-    let segments: Vec<u32> = client
+    let attached_sql =
+        "select segment_id, state = 'live' from ops.segments where state in ('attached', 'live')";
+    let segments: Vec<(u32, bool)> = client
         .query(attached_sql, &[])
         .await?
         .iter()
-        .map(|row| row.get::<_, i32>(0).cast_unsigned())
+        .map(|row| (row.get::<_, i32>(0).cast_unsigned(), row.get(1)))
         .collect();
     let mut differences = Vec::new();
 
     let partitions: BTreeMap<String, String> =
         client.query(PARTITIONS_SQL, &[&parents]).await?.iter().map(|row| (row.get(1), row.get(0))).collect();
-    let expected_partitions: BTreeMap<String, &str> =
-        segments.iter().flat_map(|&id| SEGMENTED.map(|table| (segment_table(table, id), table))).collect();
+    let expected_partitions: BTreeMap<String, &str> = segments
+        .iter()
+        .flat_map(|&(id, _)| SEGMENTED.map(|table| (segment_table(table, id), table)))
+        .collect();
     for (name, table) in &expected_partitions {
         if partitions.get(name).map(String::as_str) != Some(*table) {
             let kind = DifferenceKind::NotAttached;
@@ -393,29 +398,32 @@ pub async fn catalogue_differences(client: &Client) -> Result<Vec<Difference>, t
     for row in client.query(CONSTRAINTS_SQL, &[&tables]).await? {
         compare(row.get(0), row.get(1), row.get(2), true, None);
     }
-    for (table, object) in wanted.into_keys() {
+    for ((table, object), _) in wanted.into_iter().filter(|(_, wanted)| !wanted.is_optional) {
         differences.push(Difference { table, object, kind: DifferenceKind::Missing });
     }
     differences.sort();
     Ok(differences)
 }
 
-/// All objects that should be there, by table and name.
-fn wanted_objects(segments: &[u32]) -> BTreeMap<(String, String), Wanted> {
+/// All objects that should be there, by table and name, given the segments and whether each is live.
+fn wanted_objects(segments: &[(u32, bool)]) -> BTreeMap<(String, String), Wanted> {
     let mut wanted = BTreeMap::new();
+    let mut want = |table: String, name: String, definition: String, parent: Option<&str>, is_optional| {
+        let parent = parent.map(str::to_owned);
+        wanted.insert((table, name), Wanted { definition, parent, is_optional });
+    };
     for index in &declared().indexes {
         let definition = index.definition(&index.table, &index.name, true);
-        wanted.insert((index.table.clone(), index.name.clone()), Wanted { definition, parent: None });
-        for &id in segments {
+        want(index.table.clone(), index.name.clone(), definition, None, false);
+        for &(id, _) in segments {
             let (table, name) = (segment_table(&index.table, id), index.segment_name(id));
             let definition = index.definition(&table, &name, false);
-            wanted.insert((table, name), Wanted { definition, parent: Some(index.name.clone()) });
+            want(table, name, definition, Some(&index.name), false);
         }
     }
     for key in &declared().foreign_keys {
-        for &id in segments {
-            let name = (segment_table(&key.table, id), key.segment_name(id));
-            wanted.insert(name, Wanted { definition: key.definition(id), parent: None });
+        for &(id, is_live) in segments {
+            want(segment_table(&key.table, id), key.segment_name(id), key.definition(id), None, is_live);
         }
     }
     wanted

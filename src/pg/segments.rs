@@ -48,19 +48,26 @@ pub struct SegmentRow {
     pub height_last: u32,
     /// Whether readers see it; otherwise it is loaded and waits for its indexes.
     pub is_attached: bool,
+    /// Whether it is filled block by block: its planned last height may be above `height_last`.
+    pub is_live: bool,
     /// What it holds.
     pub counts: Counts,
 }
 
-/// Returns the finished segments, by height.
+/// Returns the segments that hold blocks for good, by height. Of a live one the last height is that of its last block; one
+/// that is made ahead and still empty is left out.
 ///
 /// # Errors
 /// What the server says.
 pub async fn list(client: &Client) -> Result<Vec<SegmentRow>, tokio_postgres::Error> {
     let rows = client
         .query(
-            "select segment_id, height_first, height_last, state = 'attached', tx_count, input_count, \
-             output_count, block_bytes from ops.segments where state <> 'loading' order by height_first",
+            "select s.segment_id, s.height_first, case s.state when 'live' then least(s.height_last, t.height) \
+               else s.height_last end, s.state <> 'loaded', s.state = 'live', s.tx_count, s.input_count, \
+               s.output_count, s.block_bytes \
+             from ops.segments s cross join (select coalesce(max(height), -1) from chain.blocks) t (height) \
+             where s.state in ('loaded', 'attached') or s.state = 'live' and s.height_first <= t.height \
+             order by s.height_first",
             &[],
         )
         .await?;
@@ -72,11 +79,12 @@ pub async fn list(client: &Client) -> Result<Vec<SegmentRow>, tokio_postgres::Er
             height_first: row.get::<_, i32>(1) as u32,
             height_last: row.get::<_, i32>(2) as u32,
             is_attached: row.get(3),
+            is_live: row.get(4),
             counts: Counts {
-                txs: count(row, 4),
-                inputs: count(row, 5),
-                outputs: count(row, 6),
-                block_bytes: count(row, 7),
+                txs: count(row, 5),
+                inputs: count(row, 6),
+                outputs: count(row, 7),
+                block_bytes: count(row, 8),
             },
         })
         .collect())
@@ -100,6 +108,15 @@ pub async fn drop_unfinished(client: &mut Client) -> Result<usize, tokio_postgre
 /// What the server says.
 pub async fn drop_segment(client: &mut Client, id: u32) -> Result<(), tokio_postgres::Error> {
     let transaction = client.transaction().await?;
+    drop_segment_in(&transaction, id).await?;
+    transaction.commit().await
+}
+
+/// Drops a segment with all its rows in the caller's transaction. The lock on the parents keeps readers out until it ends.
+///
+/// # Errors
+/// What the server says.
+pub async fn drop_segment_in(transaction: &Transaction<'_>, id: u32) -> Result<(), tokio_postgres::Error> {
     let row = transaction
         .query_opt(
             "select height_first, height_last from ops.segments where segment_id = $1",
@@ -119,7 +136,7 @@ pub async fn drop_segment(client: &mut Client, id: u32) -> Result<(), tokio_post
         transaction
             .execute(
                 "delete from chain.blocks b using ops.segments s \
-                 where s.segment_id = $1 and s.state = 'attached' and b.height between $2 and $3",
+                 where s.segment_id = $1 and s.state in ('attached', 'live') and b.height between $2 and $3",
                 &[&(id as i32), &first, &last],
             )
             .await?;
@@ -127,7 +144,7 @@ pub async fn drop_segment(client: &mut Client, id: u32) -> Result<(), tokio_post
     transaction.execute("delete from ops.pending_overwritten where segment_id = $1", &[&(id as i32)]).await?;
     transaction.execute("delete from ops.index_jobs where segment_id = $1", &[&(id as i32)]).await?;
     transaction.execute("delete from ops.segments where segment_id = $1", &[&(id as i32)]).await?;
-    transaction.commit().await
+    Ok(())
 }
 
 /// Records that a segment is about to be loaded.
@@ -175,6 +192,20 @@ pub fn rebound_sql(table: Table, segment: &Segment) -> Option<String> {
         "alter table {name} drop constraint {check}, \
          add constraint {check} check (tx_num >= {from} and tx_num < {to}) not valid"
     ))
+}
+
+/// Returns the statements, one a transaction, by which an attached table gets narrower bounds and proves them, so that it
+/// can be attached with them without a scan. Readers wait for none; what an interrupted series left is replaced.
+pub fn narrow_sql(table: Table, segment: &Segment) -> [String; 2] {
+    let (name, (from, to)) = (partition(table, segment.id), bounds(segment));
+    let check = objects::quote(&check_name(table, segment.id));
+    [
+        format!(
+            "alter table {name} drop constraint if exists {check}, \
+             add constraint {check} check (tx_num >= {from} and tx_num < {to}) not valid"
+        ),
+        format!("alter table {name} validate constraint {check}"),
+    ]
 }
 
 /// Proves the bounds of a segment that ended early, one scan a table; others are proven already.
@@ -257,19 +288,9 @@ pub async fn attach(
             "insert into chain.blocks select * from {blocks} order by height; drop table {blocks}"
         ))
         .await?;
-    let (from, to) = (tx_num(segment.height_first, 0), tx_num(segment.height_last + 1, 0));
     for table in Table::PARTITIONED {
-        let name = partition(table, segment.id);
-        transaction
-            .batch_execute(&format!(
-                "alter table chain.{} attach partition {name} for values from ({from}) to ({to}); \
-                 comment on table {name} is 'Rows of chain.{} at heights {} to {}.'",
-                table.name(),
-                table.name(),
-                segment.height_first,
-                segment.height_last
-            ))
-            .await?;
+        let statement = attach_partition_sql(table, segment.id, segment.height_first, segment.height_last);
+        transaction.batch_execute(&statement).await?;
     }
     transaction
         .execute(
@@ -286,6 +307,16 @@ pub async fn attach(
         )
         .await?;
     Ok(())
+}
+
+/// Returns the statements that make a table of a segment a partition of its parent.
+pub fn attach_partition_sql(table: Table, id: u32, height_first: u32, height_last: u32) -> String {
+    let (name, parent) = (partition(table, id), table.name());
+    let (from, to) = (tx_num(height_first, 0), tx_num(height_last + 1, 0));
+    format!(
+        "alter table chain.{parent} attach partition {name} for values from ({from}) to ({to}); \
+         comment on table {name} is 'Rows of chain.{parent} at heights {height_first} to {height_last}.'"
+    )
 }
 
 /// Returns the name of a segment's own table, qualified and quoted.

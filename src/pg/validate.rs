@@ -58,8 +58,9 @@ pub async fn validate_segment(
 /// As [`validate_segment`].
 pub async fn validate_all(client: &Client) -> Result<Vec<String>, tokio_postgres::Error> {
     let mut faults = Vec::new();
-    let segments =
-        client.query("select segment_id from ops.segments where state = 'attached' order by 1", &[]).await?;
+    let segments = client
+        .query("select segment_id from ops.segments where state in ('attached', 'live') order by 1", &[])
+        .await?;
     for row in segments {
         faults.extend(validate_segment(client, row.get::<_, i32>(0) as u32).await?);
     }

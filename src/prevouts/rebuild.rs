@@ -11,6 +11,7 @@ use bytes::{Buf, BytesMut};
 use futures_util::TryStreamExt;
 use tokio_postgres::Client;
 
+use super::resolve::ResolveError;
 use super::sealed::CoinFileError;
 use super::{Coin, FingerprintKey, UtxoOptions, UtxoSet};
 
@@ -40,6 +41,9 @@ pub enum RebuildError {
     /// The stream is not what was asked for: a defect, or another schema.
     #[error("chain.utxos gave a row of another shape")]
     Shape,
+    /// The rows of the blocks after a checkpoint do not follow from it: rebuild the set.
+    #[error("the blocks after a checkpoint do not follow from it")]
+    Broken(#[source] ResolveError),
     /// What the budget has no place for could not be written.
     #[error(transparent)]
     Files(#[from] CoinFileError),

@@ -60,25 +60,29 @@ impl UtxoSet {
         if forgotten.is_empty() { Ok(()) } else { self.remove_unneeded_runs() }
     }
 
+    /// Returns the height of the checkpoint that the set was resumed from, or made last.
+    pub fn checkpoint_height(&self) -> Option<u32> {
+        self.kept.last().map(|kept| kept.height)
+    }
+
     /// Returns the number of checkpoints on disk.
     pub fn checkpoint_count(&self) -> usize {
         self.kept.len()
     }
 
-    /// Reads the checkpoint of a block back, if there is a whole one; says in the log what was found. All other files
-    /// of the directory are removed.
+    /// Reads the newest checkpoint back that is whole and that `is_ours` takes by its height and hash; says in the log what
+    /// was found. All other files of the directory are removed.
     ///
     /// # Errors
     /// [`CoinFileError::System`].
     pub fn resume(
         options: &UtxoOptions,
-        height: u32,
-        hash: &Hash32,
+        is_ours: impl Fn(u32, &Hash32) -> bool,
     ) -> Result<Option<UtxoSet>, CoinFileError> {
         let mut resumed = None;
         for path in checkpoint::files(&options.dir) {
             if resumed.is_none() {
-                resumed = match try_resume(&path, options, height, hash) {
+                resumed = match try_resume(&path, options, &is_ours) {
                     Ok(resumed) => resumed,
                     Err(error @ CoinFileError::System { .. }) => return Err(error),
                     Err(error) => {
@@ -94,12 +98,26 @@ impl UtxoSet {
         match &resumed {
             Some(set) => {
                 set.remove_unneeded_runs()?;
-                info!(height, coins = set.coin_count(), "the UTXO set resumes warm from its checkpoint");
+                info!(
+                    height = set.kept[0].height,
+                    coins = set.coin_count(),
+                    "the UTXO set resumes warm from its checkpoint"
+                );
             }
             None => remove_all(options)?,
         }
         Ok(resumed)
     }
+}
+
+/// Returns the height of the newest checkpoint that is not above a height; whether it is whole and of the right block is
+/// found out when it is read.
+pub fn newest_checkpoint(options: &UtxoOptions, height: u32) -> Option<u32> {
+    checkpoint::files(&options.dir)
+        .iter()
+        .filter_map(|path| checkpoint::height_of(path))
+        .filter(|at| *at <= height)
+        .max()
 }
 
 /// Removes all checkpoints and runs of a directory.
@@ -116,18 +134,13 @@ pub fn remove_all(options: &UtxoOptions) -> Result<(), CoinFileError> {
 fn try_resume(
     path: &Path,
     options: &UtxoOptions,
-    height: u32,
-    hash: &Hash32,
+    is_ours: impl Fn(u32, &Hash32) -> bool,
 ) -> Result<Option<UtxoSet>, CoinFileError> {
     let manifest = Manifest::read(path)?;
-    if (manifest.height, manifest.hash) != (height, *hash) {
-        info!(
-            checkpoint_height = manifest.height,
-            checkpoint_hash = reversed_hex(&manifest.hash),
-            height,
-            hash = reversed_hex(hash),
-            "a checkpoint of the UTXO set is of another block"
-        );
+    let height = manifest.height;
+    if !is_ours(height, &manifest.hash) {
+        let hash = reversed_hex(&manifest.hash);
+        info!(height, hash, "a checkpoint of the UTXO set is of another block");
         return Ok(None);
     }
     let run_ids = manifest.run_ids();

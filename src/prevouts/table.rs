@@ -7,6 +7,8 @@
 //! after the other are nearly sorted. Deleting shifts the following entries back; there are no tombstones. Nothing
 //! here knows files.
 
+use std::convert::Infallible;
+
 use super::entry::{Words, empty, holds, is_empty, outpoint, pack, tx_num, unpack};
 use super::slots::{Region, Slots};
 use super::{Coin, Fingerprint};
@@ -159,6 +161,19 @@ impl<const N: usize> Table<N> {
     pub(super) fn remove_older<E>(
         &mut self,
         tx_num_end: i64,
+        each: impl FnMut(&mut Vec<Words<N>>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.remove_where(|tx_num| tx_num < tx_num_end, each)
+    }
+
+    /// Removes the entries made from `tx_num_first` on.
+    pub(super) fn remove_newer(&mut self, tx_num_first: i64) {
+        let Ok(()) = self.remove_where(|tx_num| tx_num >= tx_num_first, |_| Ok::<_, Infallible>(()));
+    }
+
+    fn remove_where<E>(
+        &mut self,
+        leaves: impl Fn(i64) -> bool,
         mut each: impl FnMut(&mut Vec<Words<N>>) -> Result<(), E>,
     ) -> Result<(), E> {
         let shard_count = self.shards.len();
@@ -167,7 +182,7 @@ impl<const N: usize> Table<N> {
             leaving.clear();
             staying.clear();
             for entry in shard.slots.iter().filter(|entry| !is_empty(entry)) {
-                if tx_num(entry) < tx_num_end { leaving.push(*entry) } else { staying.push(*entry) }
+                if leaves(tx_num(entry)) { leaving.push(*entry) } else { staying.push(*entry) }
             }
             if leaving.is_empty() {
                 continue;
@@ -301,6 +316,12 @@ impl CoinTable {
     #[inline]
     pub fn spend(&mut self, outpoint: Fingerprint) -> Option<Coin> {
         self.remove(outpoint).map(|entry| unpack(&entry))
+    }
+
+    /// Returns a coin, which stays.
+    #[inline]
+    pub(super) fn coin(&self, outpoint: Fingerprint) -> Option<Coin> {
+        self.get(outpoint).map(unpack)
     }
 
     /// Returns whether a coin is here.

@@ -459,9 +459,11 @@ fn run(plan: &Plan) -> Result<Seen, TestCaseError> {
             let to = snapshots.last().expect("the newest is kept").clone();
             seen.waited += set.take_figures().waited;
             drop(set);
-            set = UtxoSet::resume(&options(&mut random), to.height, &[to.height as u8; 32])
-                .unwrap()
-                .expect("it is whole");
+            set = UtxoSet::resume(&options(&mut random), |height, hash| {
+                (height, *hash) == (to.height, [to.height as u8; 32])
+            })
+            .unwrap()
+            .expect("it is whole");
             seen.resumed += 1;
             seen.disconnected += height - to.height;
             (miner.height, model, facts) = (to.height, to.model, to.facts);

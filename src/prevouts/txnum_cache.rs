@@ -90,6 +90,23 @@ impl TxNumCache {
         self.belt.table.remove(self.key.fingerprint(txid, 0));
     }
 
+    /// Removes all transactions from `tx_num_first` on: their blocks were disconnected.
+    pub fn forget_from(&mut self, tx_num_first: i64) {
+        let before = self.len();
+        self.belt.table.remove_newer(tx_num_first);
+        let removed = before - self.len();
+        let buckets_before = self.buckets.len();
+        while self.buckets.back().is_some_and(|first| *first >= tx_num_first) {
+            self.buckets.pop_back();
+        }
+        // What is now the newest bucket was full once; it takes no more.
+        self.newest = if self.buckets.len() < buckets_before {
+            self.bucket_size
+        } else {
+            self.newest.saturating_sub(removed)
+        };
+    }
+
     /// Returns the number of transactions in the cache.
     pub fn len(&self) -> u64 {
         self.belt.table.coin_count()
@@ -174,6 +191,29 @@ mod tests {
         assert_eq!((cache.get(&txid(7)), cache.len()), (Some(91_880 << 16), 1));
         cache.remove(&txid(7));
         assert_eq!((cache.get(&txid(7)), cache.is_empty()), (None, true));
+    }
+
+    #[test]
+    fn what_was_disconnected_is_forgotten_and_the_belt_goes_on_from_there() {
+        let mut cache = cache(4, 25);
+        for n in 0..90 {
+            cache.insert(&txid(n), n as i64);
+        }
+        cache.forget_from(60);
+        assert_eq!(cache.len(), 60);
+        assert_eq!((cache.get(&txid(59)), cache.get(&txid(60))), (Some(59), None));
+        // The other branch: the same numbers, other transactions.
+        for n in 60..110 {
+            cache.insert(&txid(1_000 + n), n as i64);
+        }
+        assert!(cache.len() <= 100);
+        for n in 60..110 {
+            assert_eq!((cache.get(&txid(n)), cache.get(&txid(1_000 + n))), (None, Some(n as i64)));
+        }
+        cache.forget_from(0);
+        assert!(cache.is_empty());
+        cache.insert(&txid(1), 1);
+        assert_eq!(cache.get(&txid(1)), Some(1));
     }
 
     #[test]

@@ -7,8 +7,9 @@ use tokio_postgres::Client;
 
 use super::ReplayError;
 use super::found::FoundBlocks;
-use super::reader::Chain;
+use super::reconcile::Tip;
 use crate::chain::hash::Hash32;
+use crate::source::NodeTip;
 
 /// Records that a node's active chain holds a block, and so all before it.
 ///
@@ -26,16 +27,19 @@ pub async fn record(client: &Client, height: u32, hash: &Hash32, peer: &str) -> 
 }
 
 impl FoundBlocks {
-    /// Records that the whole of a chain is in a node's, if it is.
+    /// Records that the chain up to a tip is in a node's, if it is.
     ///
     /// # Errors
     /// What the server says.
-    pub(super) async fn record_confirmed(&self, client: &Client, chain: &Chain) -> Result<(), ReplayError> {
-        let Some(node) = &chain.node else { return Ok(()) };
-        let height = chain.active.tip_height();
-        let peer = self.shares(chain).into_iter().find(|&(_, shared, _)| shared == height);
-        match peer {
-            Some((peer, _, _)) => record(client, height, &chain.hash(height), node.address(peer)).await,
+    pub(crate) async fn record_confirmed(&mut self, client: &Client, tip: &Tip) -> Result<(), ReplayError> {
+        let Some(node) = self.node.clone() else { return Ok(()) };
+        let tree = self.tree(client).await?;
+        let Some(held) = tree.find(&tip.hash) else { return Ok(()) };
+        let holds_it = |known: &&NodeTip| {
+            tree.height(known.index) >= tip.height && tree.ancestor(known.index, tip.height) == held
+        };
+        match self.tips.iter().find(holds_it) {
+            Some(known) => record(client, tip.height, &tip.hash, node.address(known.peer)).await,
             None => Ok(()),
         }
     }

@@ -128,6 +128,7 @@ async fn load_segment(
         height_first: *segment.heights.start(),
         height_last: *segment.heights.end(),
         is_attached: false,
+        is_live: false,
         counts,
     };
     Ok((row, end.figures))

@@ -1,21 +1,31 @@
 //! Brings what the database holds and what the block files say together, before anything is loaded.
 //!
-//! In: the segments in `ops`, the active chain. Out: a database whose blocks all belong to the active chain. Segments
-//! that a reorg touches are dropped from the top down and loaded again: O(segments), whatever the depth.
+//! In: the segments in `ops`, the active chain. Out: a database whose blocks all belong to the active chain. A short reorg is
+//! disconnected row by row, in one transaction; of a deep one the segments that it touches are dropped from the top down
+//! and loaded again: O(segments), whatever the depth.
 
 use std::collections::HashSet;
+use std::pin::pin;
 use std::time::Instant;
 
-use tokio_postgres::Client;
+use futures_util::TryStreamExt as _;
+use tokio_postgres::binary_copy::BinaryCopyOutStream;
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, GenericClient};
 use tracing::{debug, info, warn};
 
 use super::ReplayError;
 use super::reader::Chain;
 use crate::chain::hash::{Hash32, reversed_hex, sha256d};
 use crate::chain::header::HEADER_BYTES;
+use crate::live;
 use crate::pg::segments::{self, SegmentRow};
 use crate::rows::Table;
 use crate::source::{HeldBlock, Location};
+
+/// A reorg of attached segments that is no deeper is disconnected row by row: a live segment's length. A deeper one drops
+/// whole segments: deleting a row costs about as much as loading it.
+const DISCONNECT_BLOCKS_MAX: u32 = live::SEGMENT_BLOCKS;
 
 /// The last block that readers see.
 #[derive(Clone, Debug)]
@@ -74,13 +84,19 @@ pub async fn held_blocks(client: &Client) -> Result<Vec<HeldBlock>, ReplayError>
     let (mut prev_hash, mut chainwork_before) = ([0; 32], 0);
     for table in tables {
         let statement = format!(
-            "select hash, substr(chainwork, 17), extract(epoch from time)::int8, bits from {table} order by height"
+            "copy (select hash, chainwork, extract(epoch from time)::int8, bits from {table} order by height) \
+             to stdout (format binary)"
         );
-        for row in client.query(&statement, &[]).await.map_err(server("reading the blocks that are held"))? {
-            let hash = hash_of(&row, 0);
-            let chainwork = row.get::<_, &[u8]>(1).try_into().map_or(0, u128::from_be_bytes);
+        let what = server("reading the blocks that are held");
+        let stream = client.copy_out(&statement).await.map_err(&what)?;
+        let types = [Type::BYTEA, Type::BYTEA, Type::INT8, Type::INT8];
+        let mut rows = pin!(BinaryCopyOutStream::new(stream, &types));
+        while let Some(row) = rows.try_next().await.map_err(&what)? {
+            let hash: Hash32 = row.get::<&[u8]>(0).try_into().expect("hash columns hold 32 bytes");
+            let chainwork = row.get::<&[u8]>(1).get(16..).and_then(|low| low.try_into().ok());
+            let chainwork = chainwork.map_or(0, u128::from_be_bytes);
             let work = chainwork.saturating_sub(chainwork_before);
-            let (time, bits) = (row.get::<_, i64>(2) as u32, row.get::<_, i64>(3) as u32);
+            let (time, bits) = (row.get::<i64>(2) as u32, row.get::<i64>(3) as u32);
             held.push(HeldBlock { hash, prev_hash, work, time, bits });
             (prev_hash, chainwork_before) = (hash, chainwork);
         }
@@ -123,7 +139,10 @@ pub async fn record_invalid(
     Ok(())
 }
 
-/// Drops the segments above the last block that the database and the active chain share; returns those that stay.
+/// Takes back what is above the last block that the database and the active chain share; returns the segments that stay.
+///
+/// Few blocks, or those of live segments, are disconnected row by row: nothing that stays in the chain is loaded again. Of
+/// many, whole segments are dropped, and those that wait for their indexes always are.
 ///
 /// # Errors
 /// What the server says.
@@ -135,21 +154,57 @@ pub async fn roll_back_to_fork(client: &mut Client, chain: &Chain) -> Result<Vec
     while stay > 0 && !holds_active_block(client, chain, &present[stay - 1]).await? {
         stay -= 1;
     }
-    let dropped = present.split_off(stay);
-    if let (Some(first), Some(last)) = (dropped.first(), dropped.last()) {
-        if chain.node.is_none() {
-            check_loadable(chain, first.height_first, last.height_last)?;
-        }
-        let fork_height = fork_height(client, chain, first).await?;
-        record_disconnected(client, fork_height).await?;
-        for segment in dropped.iter().rev() {
-            segments::drop_segment(client, segment.id).await.map_err(server("dropping a segment"))?;
-        }
+    let mut dropped = present.split_off(stay);
+    let Some(first) = dropped.first() else { return Ok(present) };
+    let fork_height = fork_height(client, chain, first).await?;
+    let seen = dropped.iter().take_while(|segment| segment.is_attached).count();
+    let waiting = dropped.split_off(seen);
+    let depth = old_tip.as_ref().map_or(0, |tip| tip.height.saturating_sub(fork_height));
+    let in_place = dropped.first().is_some_and(|first| first.height_first <= fork_height)
+        && (dropped[0].is_live || depth <= DISCONNECT_BLOCKS_MAX);
+    let reloaded = if in_place { waiting.first() } else { dropped.first().or(waiting.first()) };
+    if let (Some(first), Some(last), None) = (reloaded, waiting.last().or(dropped.last()), &chain.node) {
+        check_loadable(chain, first.height_first, last.height_last)?;
+    }
+    for segment in waiting.iter().rev() {
+        segments::drop_segment(client, segment.id).await.map_err(server("dropping a segment"))?;
+    }
+    if in_place {
+        let transaction = live::begin(client).await?;
+        live::disconnect::disconnect(&transaction, fork_height).await?;
         if let Some(old_tip) = old_tip {
-            record_reorg(client, chain, &old_tip, fork_height, start).await?;
+            record_reorg(&transaction, chain, &old_tip, fork_height, start).await?;
         }
+        transaction.commit().await.map_err(server("disconnecting blocks"))?;
+        return segments(client).await;
+    }
+    live::disconnect::keep_headers(client, fork_height)
+        .await
+        .map_err(server("keeping disconnected blocks"))?;
+    for segment in dropped.iter().rev() {
+        segments::drop_segment(client, segment.id).await.map_err(server("dropping a segment"))?;
+    }
+    if let Some(old_tip) = old_tip {
+        record_reorg(client, chain, &old_tip, fork_height, start).await?;
     }
     Ok(present)
+}
+
+/// Ends live segments at the tip where blocks above it are to be loaded in bulk.
+///
+/// # Errors
+/// What the server says.
+pub async fn make_room(
+    client: &mut Client,
+    chain: &Chain,
+    present: Vec<SegmentRow>,
+) -> Result<Vec<SegmentRow>, ReplayError> {
+    let is_loading = present.last().is_some_and(|last| last.height_last < chain.active.tip_height());
+    if !is_loading || present.last().is_some_and(|last| !last.is_attached) {
+        return Ok(present);
+    }
+    live::segment::close_early(client).await?;
+    segments(client).await
 }
 
 /// Blocks that only the database holds cannot be loaded again: their segments must not be dropped.
@@ -181,36 +236,6 @@ async fn fork_height(client: &Client, chain: &Chain, first_dropped: &SegmentRow)
         .max(shared.last().map_or(0, |row| row.get::<_, i32>(0) as u32)))
 }
 
-/// Keeps the headers of the blocks that a reorg disconnects in `chain.stale_blocks`.
-async fn record_disconnected(client: &Client, fork_height: u32) -> Result<(), ReplayError> {
-    let what = server("keeping disconnected blocks");
-    let rows = client
-        .query(
-            "select b.hash, b.height, b.version, p.hash, b.merkle_root, extract(epoch from b.time)::int8, b.bits, b.nonce \
-             from chain.blocks b join chain.blocks p on p.height = b.height - 1 where b.height > $1",
-            &[&(fork_height as i32)],
-        )
-        .await
-        .map_err(&what)?;
-    for row in rows {
-        let mut header = Vec::with_capacity(HEADER_BYTES);
-        header.extend_from_slice(&row.get::<_, i32>(2).to_le_bytes());
-        header.extend_from_slice(row.get(3));
-        header.extend_from_slice(row.get(4));
-        for column in 5..8 {
-            header.extend_from_slice(&(row.get::<_, i64>(column) as u32).to_le_bytes());
-        }
-        client
-            .execute(
-                "insert into chain.stale_blocks (hash, height, header) values ($1, $2, $3) on conflict (hash) do nothing",
-                &[&row.get::<_, &[u8]>(0), &row.get::<_, i32>(1), &header],
-            )
-            .await
-            .map_err(&what)?;
-    }
-    Ok(())
-}
-
 /// Returns whether the last block of a segment is in the active chain; then so are all before it.
 async fn holds_active_block(
     client: &Client,
@@ -234,7 +259,7 @@ async fn holds_active_block(
 }
 
 async fn record_reorg(
-    client: &Client,
+    client: &impl GenericClient,
     chain: &Chain,
     old_tip: &Tip,
     fork_height: u32,

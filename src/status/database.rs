@@ -138,8 +138,9 @@ async fn server_facts(client: &Client) -> Result<ServerFacts, Error> {
 
 async fn segments(client: &Client) -> Result<Segments, Error> {
     let sql = "select count(*) filter (where state = 'loading'), count(*) filter (where state <> 'loading'), \
-           count(*) filter (where state = 'attached'), max(height_last) filter (where state <> 'loading'), \
-           (select block_bytes from ops.segments where state <> 'loading' order by height_last desc limit 1) \
+           count(*) filter (where state in ('attached', 'live')), \
+           greatest((select max(height) from chain.blocks), max(height_last) filter (where state = 'loaded')), \
+           (select block_bytes from ops.segments where state in ('loaded', 'attached') order by height_last desc limit 1) \
          from ops.segments";
     let row = client.query_one(sql, &[]).await?;
     Ok(Segments {

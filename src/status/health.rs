@@ -47,6 +47,9 @@ pub(super) struct Health {
     pub(super) loaded_txs: u64,
     pub(super) loaded_rows: u64,
     pub(super) loaded_block_bytes: u64,
+    pub(super) connected_blocks: u64,
+    pub(super) reorgs: u64,
+    pub(super) connect_seconds: Option<f64>,
     pub(super) utxo_cache_hits: u64,
     pub(super) utxo_cache_misses: u64,
     pub(super) utxo_cache_hit_ratio: Option<f64>,
@@ -91,7 +94,9 @@ impl Health {
         let load = told.state.as_ref().and_then(|state| state.load);
         let Eta { total_seconds, load_seconds, .. } = eta(&told, load.as_ref(), database);
         let state = told.state.as_ref();
-        let node_height = state.and_then(|state| state.node_height);
+        let live = state.and_then(|state| state.live.clone());
+        let node_height =
+            live.as_ref().and_then(|live| live.node_height).or(state.and_then(|state| state.node_height));
         let known = node_height.max(heights.files);
         let cache = state.and_then(|state| state.utxo_cache);
         let rate = |of: fn(&LoadFigures) -> f64| load.as_ref().map_or(0.0, of);
@@ -125,6 +130,9 @@ impl Health {
             loaded_txs: totals.counted.txs,
             loaded_rows: totals.counted.rows(),
             loaded_block_bytes: totals.counted.bytes,
+            connected_blocks: live.as_ref().map_or(0, |live| live.blocks),
+            reorgs: live.as_ref().map_or(0, |live| live.reorgs),
+            connect_seconds: live.map(|live| live.connect_seconds),
             utxo_cache_hits: totals.hits,
             utxo_cache_misses: totals.misses,
             utxo_cache_hit_ratio: (spends > 0).then(|| totals.hits as f64 / spends as f64),

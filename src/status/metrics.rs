@@ -47,7 +47,7 @@ fn gauges(text: &mut Text, health: &Health) {
     let reorg = health.last_reorg.as_ref();
     let height = |height: Option<u32>| height.map(f64::from);
     let bytes = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64);
-    let gauges: [(&str, &str, Option<f64>); 25] = [
+    let gauges: [(&str, &str, Option<f64>); 26] = [
         ("satgres_alive", "1: the service answers.", flag(health.alive)),
         (
             "satgres_ready",
@@ -105,6 +105,11 @@ fn gauges(text: &mut Text, health: &Health) {
             "satgres_block_bytes_per_second",
             "Bytes of blocks loaded a second, over the last minute.",
             Some(health.block_bytes_per_second),
+        ),
+        (
+            "satgres_connect_seconds",
+            "How long the last block, or the last reorg, took to connect.",
+            health.connect_seconds,
         ),
         ("satgres_utxo_cache_coins", "Unspent outputs in the cache.", bytes(health.utxo_cache_coins)),
         (
@@ -176,6 +181,12 @@ fn counters(text: &mut Text, health: &Health) {
             "Bytes of blocks loaded in bulk since the service began.",
             health.loaded_block_bytes,
         ),
+        (
+            "satgres_connected_blocks_total",
+            "Blocks connected one by one since the service began.",
+            health.connected_blocks,
+        ),
+        ("satgres_reorgs_total", "Reorgs followed since the service began.", health.reorgs),
         ("satgres_utxo_cache_hits_total", "Spends whose output was in the cache.", health.utxo_cache_hits),
         (
             "satgres_utxo_cache_misses_total",
@@ -222,6 +233,7 @@ mod tests {
         let state = super::super::tests::state("REINDEX");
         let mut health = Health::new(Some((state, Default::default())), None, 1.0, 2.0);
         health.node_height = Some(1);
+        health.connect_seconds = Some(0.1);
         (health.utxo_cache_hit_ratio, health.utxo_cache_coins) = (Some(0.5), Some(1));
         (health.utxo_cache_bytes, health.invalid_blocks) = (Some(1), Some(0));
         (health.eta_seconds, health.resident_bytes) = (Some(1.0), Some(1));
@@ -234,7 +246,10 @@ mod tests {
     #[test]
     fn every_metric_and_key_is_documented_and_no_other_is() {
         let documented = include_str!("../../docs/operations.md");
-        let rows = documented.lines().filter_map(|line| line.strip_prefix("| `satgres_"));
+        let rows = documented
+            .lines()
+            .filter(|line| line.contains(" | gauge | ") || line.contains(" | counter | "))
+            .filter_map(|line| line.strip_prefix("| `satgres_"));
         let mut documented_names: Vec<String> =
             rows.map(|row| format!("satgres_{}", row.split(['`', '{']).next().unwrap())).collect();
         documented_names.sort_unstable();

@@ -164,6 +164,7 @@ pub(super) fn report() -> Report {
             at_timestamp_seconds: at - 7_200.0,
             is_in_chain: true,
         }),
+        live: None,
         invalid_blocks: Some(InvalidBlocks {
             count: 1,
             first: Some(InvalidBlock {
@@ -364,6 +365,7 @@ pub(super) fn state(phase: &str) -> State {
         height_attached: Some(199),
         segments_planned: Some(5),
         load: (phase == "REINDEX").then_some(load),
+        live: None,
         utxo_cache: None,
         plans: vec![PlanFigures {
             phase: "restore".to_owned(),

@@ -77,7 +77,7 @@ const WHOLE: &[(&str, &str)] = &[
         "segments follow each other and hold their blocks",
         "select 'segment ' || segment_id || ' begins at height ' || height_first || ' after ' || coalesce(before::text, 'none') \
          from (select segment_id, height_first, lag(height_last) over (order by height_first) before \
-               from ops.segments where state = 'attached') s \
+               from ops.segments where state in ('attached', 'live')) s \
          where height_first is distinct from coalesce(before + 1, 0) and $1::int >= 0",
     ),
     (

@@ -92,6 +92,11 @@ impl Chain {
         self.model.coin(outpoint).value
     }
 
+    /// Whether an outpoint is unspent.
+    pub fn is_unspent(&self, outpoint: &OutPoint) -> bool {
+        self.model.has_coin(outpoint)
+    }
+
     /// The first output of a block's coinbase.
     pub fn coinbase_outpoint(&self, height: usize) -> OutPoint {
         OutPoint { txid: self.blocks[height].txdata[0].compute_txid(), vout: 0 }

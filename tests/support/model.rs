@@ -31,6 +31,11 @@ impl Model {
         self.coins.get(outpoint).unwrap_or_else(|| panic!("no coin {outpoint}"))
     }
 
+    /// Whether an outpoint is unspent.
+    pub fn has_coin(&self, outpoint: &OutPoint) -> bool {
+        self.coins.contains_key(outpoint)
+    }
+
     /// The fee of a transaction whose inputs are coins, or outputs of `earlier` transactions of its block.
     pub fn fee(&self, transaction: &Transaction, earlier: &[Transaction]) -> u64 {
         let value = |input: &TxIn| {

@@ -70,6 +70,12 @@ impl Node {
         Self::start_with(self.programs.clone(), self.data_dir.clone(), options)
     }
 
+    /// Stops it in good order.
+    pub fn stop(mut self) {
+        self.cli(&["stop"]);
+        self.daemon.wait().unwrap();
+    }
+
     /// Waits until its tip has this height.
     pub fn wait_for_height(&self, height: usize) {
         let deadline = Instant::now() + Duration::from_secs(120);

@@ -1,6 +1,7 @@
 //! Chains of hand-made headers: order, ties, exclusion, held blocks, copies.
 
 use super::*;
+
 use crate::chain::hash::Hash32;
 
 /// A tree of regtest blocks given as (seed, parent's seed), in file order; seed 0 is the genesis block.
@@ -180,7 +181,7 @@ fn a_tree_scanned_again_equals_one_of_a_fresh_scan() {
     for (change, tip_height) in changes.into_iter().zip([32, 36, 40, 40, 36]) {
         change();
         let now = open();
-        tree = tree.scan_again(&files, &now, 2).unwrap().link(&now, &[]).unwrap();
+        tree = tree.scan_again(&files, &now, KeptScan::default(), 2).unwrap().link(&now, &[]).unwrap();
         let fresh = HeaderTree::scan(&now, 2).unwrap().link(&now, &[]).unwrap();
         assert_eq!(told(&tree), told(&fresh));
         assert_eq!(tree.active_chain(&HashSet::new(), None).tip_height(), tip_height);
