@@ -18,6 +18,7 @@ use crate::{
     logging,
     pg::{cluster::Cluster, external::Purpose, server::Server},
     service,
+    verify::NodeRpc,
 };
 
 /// Runs the command that was typed and returns its exit code.
@@ -95,7 +96,8 @@ async fn verify(settings: &Settings, args: &VerifyArgs) -> Result<(), Error> {
         return Ok(());
     }
     let mut written = Ok(());
-    let verified = service::verify(settings, |check| {
+    let node = args.node.as_ref().map(|url| NodeRpc::parse(url, args.cookie.as_deref())).transpose()?;
+    let verified = service::verify(settings, node.as_ref(), |check| {
         if written.is_ok() {
             written = print(&format!("{check}\n"));
         }

@@ -12,6 +12,7 @@ mod size;
 use std::{
     collections::BTreeMap,
     fmt,
+    net::SocketAddr,
     path::{Path, PathBuf},
 };
 
@@ -66,6 +67,14 @@ pub enum Error {
         origin: Origin,
         /// What is wrong with it.
         reason: String,
+    },
+    /// The URL of a node's RPC cannot be read; its text may hold a password, so it is not told.
+    #[error(
+        "--node: no valid URL: {reason}\n  help: --node http://USER:PASSWORD@HOST:PORT, or --node http://HOST:PORT --cookie FILE"
+    )]
+    NodeUrl {
+        /// What is wrong with it.
+        reason: &'static str,
     },
     /// A default needs a home directory.
     #[error("no home directory is known, so {option} has no default: give it")]
@@ -153,6 +162,8 @@ pub struct Settings {
     pub pg_bin: Option<PathBuf>,
     /// Whether `run` ends when all that the files hold is queryable.
     pub until_synced: bool,
+    /// Where `run` answers `/health` and `/metrics`; `None`: nowhere.
+    pub listen: Option<SocketAddr>,
     /// Filter of the log.
     pub log: String,
     /// Who decides on the private server's settings.
@@ -184,6 +195,8 @@ pub struct ReplaySettings {
     pub utxo_cache_bytes: Option<u64>,
     /// Buckets of the UTXO cache: the oldest one leaves when it is full.
     pub utxo_cache_buckets: u64,
+    /// Headers from a node that are put into the tree's index together.
+    pub headers_batch: usize,
     /// Whether a load that does not seem to fit on the disk is refused.
     pub disk_check: bool,
 }
@@ -318,6 +331,7 @@ impl Settings {
                 self.pg_bin.as_ref().map_or_else(|| "found".to_owned(), |dir| dir.display().to_string())
             }
             "until_synced" => self.until_synced.to_string(),
+            "listen" => self.listen.map_or_else(|| "none".to_owned(), |address| address.to_string()),
             "log" => self.log.clone(),
             "replay.segment_bytes" => format_size(self.replay.segment_bytes),
             "tune" => match self.tune {
@@ -336,6 +350,7 @@ impl Settings {
                 self.replay.utxo_cache_bytes.map_or_else(|| "auto".to_owned(), format_size)
             }
             "replay.utxo_cache_buckets" => self.replay.utxo_cache_buckets.to_string(),
+            "replay.headers_batch" => self.replay.headers_batch.to_string(),
             "replay.disk_check" => if self.replay.disk_check { "on" } else { "off" }.to_owned(),
             "live.sync_threshold_blocks" => {
                 self.live.sync_threshold_blocks.map_or_else(|| "auto".to_owned(), |n| n.to_string())
@@ -398,6 +413,7 @@ impl Values {
             database_url: self.database_url(env)?,
             pg_bin: self.get("pg_bin", parse_path)?,
             until_synced: self.get("until_synced", parse_bool)?.unwrap_or(false),
+            listen: self.get("listen", parse_listen)?.flatten(),
             log: self.get("log", crate::logging::check)?.unwrap_or_else(|| "info".to_owned()),
             tune: self.get("tune", parse_tune)?.unwrap_or(Tune::Auto),
             replay: ReplaySettings {
@@ -408,6 +424,7 @@ impl Values {
                 pipeline_bytes: self.get("replay.pipeline_bytes", parse_pipeline_bytes)?.flatten(),
                 utxo_cache_bytes: self.get("replay.utxo_cache", parse_size_or_auto)?.flatten(),
                 utxo_cache_buckets: self.get("replay.utxo_cache_buckets", parse_buckets)?.unwrap_or(10),
+                headers_batch: self.get("replay.headers_batch", parse_headers_batch)?.unwrap_or(10_000),
                 disk_check: self.get("replay.disk_check", parse_switch)?.unwrap_or(true),
             },
             live: LiveSettings {
@@ -509,6 +526,15 @@ fn parse_peers(text: &str) -> Result<Vec<String>, String> {
     addresses.collect()
 }
 
+/// An address of this machine; `none` for none.
+fn parse_listen(text: &str) -> Result<Option<SocketAddr>, String> {
+    if text == "none" {
+        return Ok(None);
+    }
+    let wanted = "use IP:PORT, such as 127.0.0.1:9332 or [::1]:9332, or none";
+    text.parse().map(Some).map_err(|_| wanted.to_owned())
+}
+
 fn parse_seconds(text: &str) -> Result<u64, String> {
     match text.parse::<u64>() {
         Ok(seconds @ 1..=3600) => Ok(seconds),
@@ -521,6 +547,14 @@ fn parse_buckets(text: &str) -> Result<u64, String> {
     match text.parse::<u64>() {
         Ok(buckets @ 1..=1000) => Ok(buckets),
         _ => Err("use a number from 1 to 1000".to_owned()),
+    }
+}
+
+/// A number of headers.
+fn parse_headers_batch(text: &str) -> Result<usize, String> {
+    match text.parse::<usize>() {
+        Ok(headers @ 1..=1_000_000) => Ok(headers),
+        _ => Err("use a number from 1 to 1000000".to_owned()),
     }
 }
 

@@ -7,6 +7,7 @@ use crate::pg::reaction::{Trouble, trouble};
 use crate::prevouts::RebuildError;
 use crate::replay::ReplayError;
 use crate::stop::Stopped;
+use crate::verify::VerifyError;
 use crate::{config, pg};
 
 /// Exit codes and their meaning, as `--help` lists them.
@@ -21,7 +22,7 @@ macro_rules! exit_codes {
   3  the block files are missing, damaged or invalid
   4  PostgreSQL cannot be found, started or used, or refuses a statement
   5  verify found that the database does not hold what it should
-  6  the node of --peer cannot be reached or used
+  6  the node of --peer or --node cannot be reached or used
 130  ended by a signal before all was loaded; the same command goes on
 `satgres psql` ends with psql's own exit code."
     };
@@ -42,6 +43,9 @@ pub enum Error {
     /// A server of the user's own that cannot be used.
     #[error(transparent)]
     External(#[from] pg::external::Error),
+    /// Nobody can listen there.
+    #[error(transparent)]
+    Listen(#[from] crate::status::ListenError),
     /// No connection.
     #[error(transparent)]
     Pool(#[from] pg::pool::Error),
@@ -160,6 +164,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::System { .. }
+            | Error::Listen(_)
             | Error::Chaingen(_)
             | Error::NotAtWork { .. }
             | Error::NothingLoaded { .. }
@@ -175,6 +180,7 @@ impl Error {
                 ReplayError::System { .. } | ReplayError::CoinFiles(_) | ReplayError::NoRoom(_),
             ) => 1,
             Error::Replay(ReplayError::Rebuild(RebuildError::Files(_))) => 1,
+            Error::Verify(VerifyError::Node(_)) => 6,
             Error::Replay(_) | Error::Verify(_) => 4,
             Error::VerifyFailed { .. } => 5,
             Error::Cluster(pg::cluster::Error::InService { .. }) => 1,

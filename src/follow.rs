@@ -93,6 +93,8 @@ pub struct Follower<'a> {
     reporter: Reporter,
     conflicts: u32,
     stale_count: usize,
+    /// The tip that was last recorded as a node's.
+    confirmed: Option<Hash32>,
 }
 
 /// What one look came to.
@@ -152,6 +154,7 @@ impl<'a> Follower<'a> {
             reporter: Reporter::new(profile),
             conflicts: 0,
             stale_count: usize::MAX,
+            confirmed: None,
             found,
         }))
     }
@@ -248,6 +251,10 @@ impl<'a> Follower<'a> {
         self.reporter.nodes(self.found, &tip);
         match news {
             News::Same => {
+                if self.confirmed != Some(tip.hash) {
+                    self.found.record_confirmed(&self.client, &tip).await?;
+                    self.confirmed = Some(tip.hash);
+                }
                 self.reporter.caught_up(&self.client).await;
                 Ok(Looked::Same)
             }

@@ -7,6 +7,7 @@
 
 pub mod buffers;
 pub(crate) mod choice;
+pub mod confirmed;
 pub mod found;
 pub mod gate;
 mod late;
@@ -244,7 +245,10 @@ pub async fn run(
             // 6. Blocks that came meanwhile are for whoever follows the tip.
             None => {
                 reconcile::record_stale_blocks(&mut client, &chain).await?;
-                return Ok(Outcome { tip_height: chain.active.tip_height() });
+                let height = chain.active.tip_height();
+                let tip = reconcile::Tip { height, hash: chain.hash(height) };
+                found.record_confirmed(&client, &tip).await?;
+                return Ok(Outcome { tip_height: height });
             }
             // 7. A block that cannot be taken: look for it again, leave it out and choose again, or tell the user.
             Some(PipelineError::CoinFiles(error)) => {

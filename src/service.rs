@@ -32,9 +32,9 @@ use crate::replay::{self, ReplayError, ReplayOptions};
 use crate::resources::{Resources, about};
 use crate::rows::Store;
 use crate::source::NodeOptions;
-use crate::status::Step;
+use crate::status::{Listener, Step};
 use crate::stop::Stop;
-use crate::verify::{Check, TableDigest, UtxoSetInfo};
+use crate::verify::{Check, NodeRpc, TableDigest, UtxoSetInfo};
 
 /// How long backends may take to end when a run ends.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
@@ -52,6 +52,7 @@ pub async fn run(settings: &Settings) -> Result<(), Error> {
     heap::bound_leftovers();
     let profile = Profile::start();
     let stop = Stop::on_signals();
+    let _listener = Listener::start(settings, profile.board())?;
     let _at_work = ServiceLock::take(&settings.data_dir)?;
     let ended = serve(settings, &profile, stop).await;
     profile.board().ended(&ended, settings.until_synced);
@@ -373,6 +374,7 @@ fn replay_options(settings: &Settings, plans: &Plans) -> ReplayOptions {
             addresses: settings.peers.clone(),
             timeout: Duration::from_secs(settings.peer_timeout_seconds),
             window_bytes: peer_window_bytes,
+            headers_batch: settings.replay.headers_batch,
         }),
         network: settings.network,
         segment_bytes: settings.replay.segment_bytes,
@@ -396,13 +398,26 @@ fn replay_options(settings: &Settings, plans: &Plans) -> ReplayOptions {
     }
 }
 
-/// Checks everything; each result is handed over as it ends.
+/// Checks everything, first against a node if there is one to ask; each result is handed over as it ends.
 ///
 /// # Errors
 /// [`Error::VerifyFailed`] if anything does not hold; others if it could not be checked.
-pub async fn verify(settings: &Settings, each: impl FnMut(&Check)) -> Result<(), Error> {
+pub async fn verify(
+    settings: &Settings,
+    node: Option<&NodeRpc>,
+    mut each: impl FnMut(&Check),
+) -> Result<(), Error> {
     let pool = open(settings, Purpose::Check).await?;
-    let checks = crate::verify::verify(&pool, each).await?;
+    let mut checks = Vec::new();
+    if let Some(node) = node {
+        let client = pool.get().await.map_err(pool::Error::from)?;
+        let network = schema::recorded_network(&client).await?.expect("`open` has seen it");
+        drop(client);
+        let check = crate::verify::verify_with_node(&pool, network, node).await?;
+        each(&check);
+        checks.push(check);
+    }
+    checks.extend(crate::verify::verify(&pool, each).await?);
     let failed = checks.iter().filter(|check| !check.is_ok()).count();
     if failed > 0 { Err(Error::VerifyFailed { failed }) } else { Ok(()) }
 }

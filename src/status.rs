@@ -3,11 +3,16 @@
 //! In: a data directory, and the user's own database where it is one. Out: [`Report`], which [`render()`] shows to people and serde to programs. Three sources, each
 //! asked for what it alone knows: the file in which a running service says what it does ([`Board`]), the kernel's tables
 //! (is that process still there, how much memory it has), and the database. It must never start a server, take a lock,
-//! change anything, or wait longer than about two seconds; what cannot be found out is told as unknown.
+//! change anything, or wait longer than about two seconds; what cannot be found out is told as unknown. A running service
+//! tells the same over HTTP, if it is asked to: see [`Listener`].
 
 mod board;
 mod database;
 mod disk;
+mod health;
+mod listener;
+mod looks;
+mod metrics;
 mod render;
 mod report;
 mod server;
@@ -23,7 +28,8 @@ use tokio::time::{timeout, timeout_at};
 
 pub use self::{
     board::Board,
-    database::{Constraints, InvalidBlock, Reorg},
+    database::{ConfirmedTip, Constraints, InvalidBlock, Reorg},
+    listener::{ListenError, Listener},
     render::render,
     report::{
         CacheReport, Eta, Heights, Indexes, InvalidBlocks, LiveReport, LoadReport, Memory, PhaseReport,
@@ -72,12 +78,55 @@ pub async fn collect(settings: &Settings) -> Result<Report, Error> {
         let what = format!("look into {} (its owner can, or root)", data_dir.display());
         return Err(Error::System { what, source });
     }
-    let target = settings.database_url.as_ref().map(|url| Target::external(url.params()));
-    let target =
-        target.transpose().map_err(ExternalError::from)?.map(|it| it.looking().named("satgres status"));
+    let target = target_of(settings)?;
     let (directory, is_private) = (data_dir.to_owned(), target.is_none());
     let disk = tokio::task::spawn_blocking(move || disk::measure(&directory, is_private, deadline));
-    let server::Answer { report: mut server, family, session } = match &target {
+    let Found { server, family, database, mut notes } = look(data_dir, target.as_ref(), deadline).await;
+    let mut disk = match timeout(Duration::from_millis(200), disk).await {
+        Ok(Ok(disk)) => disk,
+        // A file system that hangs.
+        _ => Disk::default(),
+    };
+    disk.database_bytes = database.bytes;
+    // Last, so that it is the newest: what a service says changes faster than what is committed.
+    let told = Told::read(data_dir, &mut notes);
+    if let Some(state) = &told.state
+        && state.database != server.database
+    {
+        let own = |database: &Option<String>| match database {
+            Some(database) => format!("database {database}"),
+            None => "the private PostgreSQL".to_owned(),
+        };
+        notes.push(format!(
+            "the service here is one for {}, but {} was looked at: see --database-url",
+            own(&state.database),
+            own(&server.database)
+        ));
+    }
+    if told.service.state == "never" && !data_dir.exists() {
+        notes.push(format!("{} does not exist", data_dir.display()));
+    }
+    Ok(Report::new(data_dir, told, server, family, &database, disk, notes))
+}
+
+/// The user's own server, if it is one, to be looked at.
+fn target_of(settings: &Settings) -> Result<Option<Target>, Error> {
+    let target = settings.database_url.as_ref().map(|url| Target::external(url.params()));
+    let target = target.transpose().map_err(ExternalError::from)?;
+    Ok(target.map(|it| it.looking().named("satgres status")))
+}
+
+/// What a look at the server and its database gave.
+struct Found {
+    server: ServerReport,
+    family: Option<process::Family>,
+    database: Database,
+    notes: Vec<String>,
+}
+
+/// Looks at the server, and at the database in it if it answers; over at the deadline.
+async fn look(data_dir: &Path, target: Option<&Target>, deadline: Instant) -> Found {
+    let server::Answer { report: mut server, family, session } = match target {
         Some(target) => server::look_at(target, CONNECT_PATIENCE).await,
         None => server::look(data_dir, CONNECT_PATIENCE).await,
     };
@@ -105,31 +154,7 @@ pub async fn collect(settings: &Settings) -> Result<Report, Error> {
     if server.state == "unknown" {
         notes.extend(server.message.clone());
     }
-    let mut disk = match timeout(Duration::from_millis(200), disk).await {
-        Ok(Ok(disk)) => disk,
-        // A file system that hangs.
-        _ => Disk::default(),
-    };
-    disk.database_bytes = database.bytes;
-    // Last, so that it is the newest: what a service says changes faster than what is committed.
-    let told = Told::read(data_dir, &mut notes);
-    if let Some(state) = &told.state
-        && state.database != server.database
-    {
-        let own = |database: &Option<String>| match database {
-            Some(database) => format!("database {database}"),
-            None => "the private PostgreSQL".to_owned(),
-        };
-        notes.push(format!(
-            "the service here is one for {}, but {} was looked at: see --database-url",
-            own(&state.database),
-            own(&server.database)
-        ));
-    }
-    if told.service.state == "never" && !data_dir.exists() {
-        notes.push(format!("{} does not exist", data_dir.display()));
-    }
-    Ok(Report::new(data_dir, told, server, family, &database, disk, notes))
+    Found { server, family, database, notes }
 }
 
 fn said(error: &tokio_postgres::Error) -> String {
@@ -188,6 +213,7 @@ impl Told {
             silent_seconds: Some(between(state.written_at, at)),
             last_phase: Some(state.phase.clone()),
             last_step: Some(state.step.clone()),
+            listen: state.listen.clone().filter(|_| is_running),
             exit_code: ended.map(|ended| ended.exit_code),
             error: ended.and_then(|ended| ended.error.clone()),
         };
@@ -231,6 +257,7 @@ impl Report {
             phase: told.running().map(phase),
             heights,
             tip: tip(state, heights, database),
+            confirmed_tip: database.confirmed.clone(),
             live: told
                 .running()
                 .and_then(|state| state.live.as_ref())

@@ -108,7 +108,13 @@ Standard output and the exit code are psql's own: 0 success, 1 a fatal error of 
     ///
     /// Heights, links, counts, prevouts, fees, rewards, indexes and constraints. Every failure is named on standard
     /// output and gives exit code 5.
-    #[command(after_help = exit_codes!())]
+    #[command(after_help = concat!(
+        "Examples:
+  satgres verify
+  satgres verify --digest
+  satgres verify --node http://127.0.0.1:8332 --cookie ~/.bitcoin/.cookie
+
+", exit_codes!()))]
     Verify(VerifyArgs),
     /// Generate a regtest chain with realistic transactions, as a node's block files
     #[command(after_help = "Example:
@@ -176,6 +182,9 @@ pub(super) struct RunArgs {
     /// End once all that the files hold is queryable; PostgreSQL goes on
     #[arg(long)]
     pub(super) until_synced: bool,
+    /// Answer /health and /metrics over HTTP there, such as 127.0.0.1:9332 [default: none]
+    #[arg(long, value_name = "IP:PORT")]
+    pub(super) listen: Option<String>,
     /// Bytes of blocks in one partition, such as 50GiB; 0 makes one of every block [default: 50GiB]
     #[arg(long, value_name = "SIZE")]
     pub(super) segment_bytes: Option<String>,
@@ -196,6 +205,9 @@ pub(super) struct RunArgs {
     /// Parts of the memory for unspent outputs; the oldest leaves when it is full [default: 10]
     #[arg(long, value_name = "N")]
     pub(super) utxo_cache_buckets: Option<String>,
+    /// Headers from a node that are sorted and put into their index together [default: 10000]
+    #[arg(long, value_name = "N")]
+    pub(super) headers_batch: Option<String>,
     /// Refuse what does not seem to fit on the disk: on or off [default: on]
     #[arg(long, value_name = "SWITCH")]
     pub(super) disk_check: Option<String>,
@@ -250,7 +262,7 @@ pub(super) struct TuneArgs {
 }
 
 /// What `verify` is asked for besides its checks.
-#[derive(Debug, Clone, Args)]
+#[derive(Clone, Args)]
 pub(super) struct VerifyArgs {
     /// Print one line `TABLE SHA256` per table instead, the same for the same chain however it was loaded
     #[arg(long)]
@@ -258,6 +270,19 @@ pub(super) struct VerifyArgs {
     /// Print the hash of the UTXO set too, as Bitcoin Core's gettxoutsetinfo gives it
     #[arg(long)]
     pub(super) utxo_hash: bool,
+    /// Compare the UTXO set with this node's too: http://USER:PASSWORD@HOST:PORT of its RPC
+    #[arg(long, value_name = "URL", conflicts_with_all = ["digest", "utxo_hash"])]
+    pub(super) node: Option<String>,
+    /// The node's cookie file in place of user and password: .cookie in its data directory
+    #[arg(long, value_name = "FILE", requires = "node")]
+    pub(super) cookie: Option<PathBuf>,
+}
+
+// The URL may hold a password.
+impl std::fmt::Debug for VerifyArgs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VerifyArgs").field("digest", &self.digest).finish_non_exhaustive()
+    }
 }
 
 /// What `chaingen` generates.
@@ -305,12 +330,14 @@ pub(super) fn low_args(cli: &Cli) -> LowArgs {
         take("peer", &(!args.peer.is_empty()).then(|| args.peer.join(",")));
         take("peer_timeout_seconds", &args.peer_timeout_seconds);
         take("until_synced", &args.until_synced.then(|| "true".to_owned()));
+        take("listen", &args.listen);
         take("replay.segment_bytes", &args.segment_bytes);
         take("replay.threads", &args.threads);
         take("replay.builds_while_loading", &args.builds_while_loading);
         take("replay.batch_bytes", &args.batch_bytes);
         take("replay.pipeline_bytes", &args.pipeline_bytes);
         take("replay.utxo_cache_buckets", &args.utxo_cache_buckets);
+        take("replay.headers_batch", &args.headers_batch);
         take("replay.disk_check", &args.disk_check);
         take("live.sync_threshold_blocks", &args.live_sync_threshold);
         take("tune", &args.tune);

@@ -40,6 +40,7 @@ struct File {
     pg_bin: Option<Scalar>,
     tune: Option<Scalar>,
     until_synced: Option<Scalar>,
+    listen: Option<Scalar>,
     log: Option<Scalar>,
     replay: Option<Replay>,
     live: Option<Live>,
@@ -56,6 +57,7 @@ struct Replay {
     pipeline_bytes: Option<Scalar>,
     utxo_cache: Option<Scalar>,
     utxo_cache_buckets: Option<Scalar>,
+    headers_batch: Option<Scalar>,
     disk_check: Option<Scalar>,
 }
 
@@ -100,6 +102,7 @@ fn parse(text: &str, path: &Path) -> Result<BTreeMap<&'static str, (String, Orig
         ("pg_bin", file.pg_bin),
         ("tune", file.tune),
         ("until_synced", file.until_synced),
+        ("listen", file.listen),
         ("log", file.log),
         ("replay.segment_bytes", replay.segment_bytes),
         ("replay.threads", replay.threads),
@@ -108,6 +111,7 @@ fn parse(text: &str, path: &Path) -> Result<BTreeMap<&'static str, (String, Orig
         ("replay.pipeline_bytes", replay.pipeline_bytes),
         ("replay.utxo_cache", replay.utxo_cache),
         ("replay.utxo_cache_buckets", replay.utxo_cache_buckets),
+        ("replay.headers_batch", replay.headers_batch),
         ("replay.disk_check", replay.disk_check),
         ("live.sync_threshold_blocks", live.sync_threshold_blocks),
         ("live.txnum_cache_buckets", live.txnum_cache_buckets),

@@ -69,6 +69,12 @@ pub const OPTIONS: &[OptionSpec] = &[
     ),
     option("until_synced", "until-synced", "false", "End once all that the files hold is queryable."),
     option(
+        "listen",
+        "listen",
+        "\"none\"",
+        "IP:PORT at which `run` answers /health and /metrics over HTTP, such as 127.0.0.1:9332; no authentication.",
+    ),
+    option(
         "log",
         "log",
         "\"info\"",
@@ -105,6 +111,12 @@ pub const OPTIONS: &[OptionSpec] = &[
         "utxo-cache-buckets",
         "10",
         "Parts of that memory: the oldest one leaves when it is full.",
+    ),
+    option(
+        "replay.headers_batch",
+        "headers-batch",
+        "10000",
+        "Headers from a node that are sorted and put into the index of headers together.",
     ),
     option(
         "replay.disk_check",

@@ -25,6 +25,8 @@ pub struct Builds {
     pub done: u64,
     /// Of these, the failed ones.
     pub failed: u64,
+    /// Of these, the ones that nobody has begun.
+    pub queued: u64,
     /// Work of all, core-seconds as `sql/objects.toml` declares it.
     pub cost_total: f64,
     /// Work of the finished ones, and of what running ones have done.
@@ -94,7 +96,8 @@ impl Builds {
                     builds.seconds_measured += seconds;
                 }
                 "failed" => builds.failed += 1,
-                _ => {
+                state => {
+                    builds.queued += u64::from(state == "queued");
                     let share = shares.iter().find(|(id, job, _)| *id == segment && *job == name);
                     builds.cost_done += cost * share.map_or(0.0, |(_, _, ratio)| *ratio);
                 }

@@ -103,6 +103,9 @@ impl FoundBlocks {
         loop {
             stop.or(self.ask_nodes(excluded, preferred)).await??;
             let tree = self.tree(client).await?;
+            if let Some(height) = self.tips.iter().map(|tip| tree.height(tip.index)).max() {
+                profile.board().node_height(height);
+            }
             match self.judge(&tree, excluded, preferred, &mut settling) {
                 Judged::Nothing => self.node.iter().try_for_each(|node| node.check_left())?,
                 Judged::Chain(active) => {

@@ -140,7 +140,7 @@ fn open_files(
     network: crate::network::Network,
     has_node: bool,
 ) -> Result<BlockFiles, SourceError> {
-    match BlockFiles::open(directory, network) {
+    match BlockFiles::open(directory, network).map(|files| files.backed(has_node)) {
         Err(SourceError::NoFiles { .. }) if has_node => Ok(BlockFiles::none(directory, network)),
         Err(SourceError::NoDirectory { source, .. })
             if has_node && source.kind() == std::io::ErrorKind::NotFound =>

@@ -1,6 +1,6 @@
 //! Reads the blocks of a batch from the block files and parses them.
 //!
-//! In: heights of the active chain. Out: a filled batch. A damaged record is tried again from its other copies, then
+//! In: heights of the active chain. Out: a filled batch. A record that is damaged or cannot be read is tried again from its other copies, then
 //! asked of a node if there is one; only then is it an error, which names file, offset and height. Blocks that no file
 //! holds come from the node by the same path and through the same checks.
 
@@ -100,6 +100,8 @@ enum CopyFault {
     /// Its file is away, or shorter than it was.
     Gone,
     Damaged(DamagedBlock),
+    /// The system cannot read it: a failing disk, or rights that were taken away.
+    Unreadable(SourceError),
 }
 
 impl std::fmt::Display for CopyFault {
@@ -107,6 +109,7 @@ impl std::fmt::Display for CopyFault {
         match self {
             CopyFault::Gone => f.write_str("the block is not where it was"),
             CopyFault::Damaged(damage) => write!(f, "damaged block: {damage}"),
+            CopyFault::Unreadable(error) => write!(f, "{error}"),
         }
     }
 }
@@ -313,6 +316,7 @@ impl BatchReader {
                 return Err(match fault {
                     CopyFault::Gone => ReadError::Gone { height, hash, file },
                     CopyFault::Damaged(damage) => ReadError::Damaged { height, hash, file, offset, damage },
+                    CopyFault::Unreadable(source) => ReadError::Source { height, source },
                 });
             }
         }
@@ -362,7 +366,7 @@ impl BatchReader {
         match read_bytes(chain, open, location, &mut batch.raw) {
             Ok(()) => {}
             Err(error) if error.is_gone() => return Ok(Err(CopyFault::Gone)),
-            Err(source) => return Err(ReadError::Source { height, source }),
+            Err(source) => return Ok(Err(CopyFault::Unreadable(source))),
         }
         // A file that was rewritten since the scan holds another block here.
         let parsed = if batch.raw.len() - before.raw < HEADER_BYTES

@@ -307,7 +307,10 @@ pub async fn record_stale_blocks(client: &mut Client, chain: &Chain) -> Result<(
         let file = chain.files.open_file(stale.location.file);
         match file.and_then(|file| file.read_to(stale.location.offset, HEADER_BYTES, &mut header)) {
             // A file that was removed or rewritten since the scan has other bytes there, or none.
-            Err(error) if !error.is_gone() => return Err(error.into()),
+            Err(error) if !error.is_gone() => {
+                warn!(%error, hash = reversed_hex(&stale.hash), "a stale block cannot be read, and is not listed");
+                continue;
+            }
             _ if sha256d(&header) != stale.hash => {
                 debug!(hash = reversed_hex(&stale.hash), "a stale block is not in the files any more");
                 continue;

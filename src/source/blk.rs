@@ -224,6 +224,7 @@ pub struct BlockFiles {
     stamps: Vec<Stamp>,
     xor_key: Option<[u8; XOR_KEY_BYTES]>,
     network: Network,
+    is_backed: bool,
 }
 
 impl BlockFiles {
@@ -261,6 +262,7 @@ impl BlockFiles {
             stamps,
             xor_key: read_xor_key(&directory.join("xor.dat"))?,
             network,
+            is_backed: false,
         })
     }
 
@@ -272,7 +274,19 @@ impl BlockFiles {
             stamps: Vec::new(),
             xor_key: None,
             network,
+            is_backed: true,
         }
+    }
+
+    /// Says whether a node has the blocks too: then what cannot be read of a file does not end a scan.
+    #[must_use]
+    pub fn backed(self, is_backed: bool) -> Self {
+        BlockFiles { is_backed, ..self }
+    }
+
+    /// Returns whether a node has the blocks too.
+    pub fn is_backed(&self) -> bool {
+        self.is_backed
     }
 
     /// Returns the directory.

@@ -51,6 +51,8 @@ pub struct NodeOptions {
     pub timeout: Duration,
     /// Most bytes of blocks that have arrived or are on their way.
     pub window_bytes: u64,
+    /// Headers that are put into the tree's index together.
+    pub headers_batch: usize,
 }
 
 /// Why no node can be used. Nothing was changed: the same command goes on.
@@ -116,6 +118,7 @@ struct Inner {
     network: Network,
     timeout: Duration,
     addresses: Vec<String>,
+    headers_batch: usize,
     shared: Mutex<Shared>,
     /// For threads.
     changed: Condvar,
@@ -175,6 +178,7 @@ impl Node {
             network,
             timeout: options.timeout,
             addresses: options.addresses.clone(),
+            headers_batch: options.headers_batch.max(1),
             shared: Mutex::new(Shared { peers, fetch }),
             changed: Condvar::new(),
             wake: watch::Sender::new(()),

@@ -58,6 +58,8 @@ pub struct FileScan {
     pub breaks: Vec<u64>,
     /// Another network whose magic begins the file.
     pub other_network: Option<Network>,
+    /// Whether the file could not be read.
+    pub is_unread: bool,
 }
 
 /// Scans one file.

@@ -64,6 +64,10 @@ pub struct HeaderTree {
     orphans: Vec<(u32, Hash32)>,
     /// Blocks of the files that a node's headers connected since the last mark, in order.
     joined: Vec<u32>,
+    /// Whether a file could not be read: what is known of it is not all that it holds.
+    is_partial: bool,
+    /// Entries from this one on are not in `by_hash` yet.
+    unindexed_from: usize,
     network: Network,
     /// The last record of the last file: the node may still be writing it.
     newest: Option<u32>,
@@ -197,14 +201,23 @@ impl HeaderTree {
         let mut seen = Seen::default();
         let scan = |file| match known(file) {
             Some(scan) => Ok(scan),
-            None => files.open_file(file).and_then(|open| scan_file(&open, files.network())),
+            None => {
+                files.open_file(file).and_then(|open| scan_file(&open, files.network())).or_else(|error| {
+                    if !files.is_backed() || error.is_gone() {
+                        return Err(error);
+                    }
+                    tracing::warn!(%error, "a block file cannot be read: its blocks are asked of the node");
+                    Ok(FileScan { is_unread: true, ..FileScan::default() })
+                })
+            }
         };
         scan_in_order(files.paths().len() as u32, threads, scan, |file, scan| {
             seen.note(&scan);
+            tree.is_partial |= scan.is_unread;
             tree.add_file(file, scan);
         })?;
         tree.newest = tree.newest_of(files.paths().len() as u32 - 1);
-        if tree.entries.is_empty() {
+        if tree.entries.is_empty() && !(files.is_backed() && seen.other_network.is_none()) {
             let path = files.directory().to_owned();
             let asked = files.network();
             return Err(match seen.other_network {
@@ -227,6 +240,8 @@ impl HeaderTree {
             copies: HashMap::new(),
             orphans: Vec::new(),
             joined: Vec::new(),
+            is_partial: false,
+            unindexed_from: 0,
             network,
             newest: None,
         }

@@ -5,12 +5,14 @@
 //! file that cannot be written is logged once, and readers see that it is old.
 
 use std::{
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
     time::Duration,
 };
 
+use tokio::sync::Notify;
 use tracing::warn;
 
 use super::state::{Ended, FORMAT, FilesTip, LiveFigures, PlanFigures, State, Step, now};
@@ -21,7 +23,11 @@ use crate::{
     pg::segments::SegmentRow,
     plan::Plan,
     process::Identity,
-    replay::{progress::Progress, reader::Chain, schedule::Segment},
+    replay::{
+        progress::{Counted, Progress},
+        reader::Chain,
+        schedule::Segment,
+    },
 };
 
 /// Longest time between two words.
@@ -35,6 +41,8 @@ pub struct Board(Arc<Inner>);
 struct Inner {
     shared: Mutex<Shared>,
     changed: Condvar,
+    /// For a task that wants to know of every step.
+    stepped: Notify,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -42,16 +50,52 @@ struct Inner {
 struct Shared {
     state: Option<State>,
     data_dir: PathBuf,
+    listen: Option<SocketAddr>,
     progress: Option<Arc<Progress>>,
+    /// Of the loads that have ended in this process.
+    totals: Totals,
     is_changed: bool,
     is_closing: bool,
 }
 
+/// What all loads of this process have done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Totals {
+    /// Blocks, transactions and bytes.
+    pub counted: Counted,
+    /// Spends whose coin was in the cache.
+    pub hits: u64,
+    /// Spends whose coin was not.
+    pub misses: u64,
+}
+
+impl Totals {
+    fn with(mut self, progress: &Progress) -> Totals {
+        let counted = progress.figures().counted;
+        self.counted.blocks += counted.blocks;
+        self.counted.txs += counted.txs;
+        self.counted.inputs += counted.inputs;
+        self.counted.outputs += counted.outputs;
+        self.counted.bytes += counted.bytes;
+        if let Some(cache) = progress.utxo_cache() {
+            self.hits += cache.inputs - cache.waited;
+            self.misses += cache.waited;
+        }
+        self
+    }
+}
+
 impl Board {
+    /// Where this process answers over HTTP; to be called before [`Board::publish`].
+    pub fn listening(&self, address: SocketAddr) {
+        self.lock().listen = Some(address);
+    }
+
     /// Begins to tell: from here on the file says what this process does, with which database of the user's own, if it is
     /// one. Whoever calls it holds the service's lock.
     pub fn publish(&self, data_dir: &Path, network: Network, database: Option<String>, plans: &[&Plan]) {
         let at = now();
+        let mut shared = self.lock();
         let state = State {
             format: FORMAT,
             satgres_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -64,8 +108,10 @@ impl Board {
             step_started_at: at,
             ended: None,
             database,
+            listen: shared.listen.map(|address| address.to_string()),
             server_pid: None,
             files_tip: None,
+            node_height: None,
             is_confirmed_by_node: false,
             height_attached: None,
             segments_planned: None,
@@ -74,11 +120,11 @@ impl Board {
             utxo_cache: None,
             plans: plans.iter().map(|plan| figures(plan)).collect(),
         };
-        let mut shared = self.lock();
         shared.state = Some(state);
         shared.data_dir = data_dir.to_owned();
-        let mut is_failing = shared.write(false);
+        let due = shared.take_due();
         drop(shared);
+        let mut is_failing = write(due, false);
         let inner = Arc::clone(&self.0);
         let writer = std::thread::Builder::new().name("status".to_owned()).spawn(move || {
             loop {
@@ -90,7 +136,9 @@ impl Board {
                 if shared.is_closing {
                     return;
                 }
-                is_failing = shared.write(is_failing);
+                let due = shared.take_due();
+                drop(shared);
+                is_failing = write(due, is_failing);
             }
         });
         match writer {
@@ -126,6 +174,11 @@ impl Board {
         });
     }
 
+    /// Height of the tip of the node's active chain, as it told last.
+    pub fn node_height(&self, height: u32) {
+        self.change(|state| state.node_height = Some(height));
+    }
+
     /// Readers see the chain up to a height.
     pub fn attached(&self, height: u32) {
         self.change(|state| state.height_attached = Some(height));
@@ -157,12 +210,29 @@ impl Board {
         if let Some(state) = &mut shared.state {
             state.ended = Some(last_word(ended, until_synced));
         }
-        shared.write(false);
+        let due = shared.take_due();
+        drop(shared);
+        write(due, false);
+    }
+
+    /// What this process does now, and what all its loads have done; `None` until it is published. Never waits for a disk.
+    pub(super) fn told(&self) -> Option<(State, Totals)> {
+        let mut shared = self.lock();
+        shared.refresh();
+        let totals = shared.progress.iter().fold(shared.totals, |totals, progress| totals.with(progress));
+        Some((shared.state.clone()?, totals))
+    }
+
+    /// Waits until a step has begun since the last call.
+    pub(super) async fn stepped(&self) {
+        self.0.stepped.notified().await;
     }
 
     fn begin(&self, step: Step, progress: Option<Arc<Progress>>) {
         let mut shared = self.lock();
-        shared.progress = progress;
+        if let Some(ended) = std::mem::replace(&mut shared.progress, progress) {
+            shared.totals = shared.totals.with(&ended);
+        }
         shared.is_changed = true;
         if let Some(state) = &mut shared.state {
             (state.load, state.utxo_cache) = (None, None);
@@ -174,6 +244,7 @@ impl Board {
         }
         drop(shared);
         self.0.changed.notify_all();
+        self.0.stepped.notify_one();
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
@@ -188,22 +259,34 @@ impl Board {
 }
 
 impl Shared {
-    /// Writes the file; returns whether that failed, and logs it unless it failed the last time too.
-    fn write(&mut self, has_failed: bool) -> bool {
-        self.is_changed = false;
-        let Some(state) = &mut self.state else { return false };
+    /// Brings the figures of a running load up to date.
+    fn refresh(&mut self) {
+        let Some(state) = &mut self.state else { return };
         state.written_at = now();
         if let Some(progress) = &self.progress {
             (state.load, state.utxo_cache) = (Some(progress.figures()), progress.utxo_cache());
         }
-        let written = state.write(&self.data_dir);
-        if let Err(error) = &written
-            && !has_failed
-        {
-            warn!(%error, "cannot write status.json: `satgres status` tells what is older");
-        }
-        written.is_err()
     }
+
+    /// What is to be written, and where.
+    fn take_due(&mut self) -> Option<(State, PathBuf)> {
+        self.is_changed = false;
+        self.refresh();
+        Some((self.state.clone()?, self.data_dir.clone()))
+    }
+}
+
+/// Writes the file, while nobody waits for the lock: a disk may hang. Returns whether that failed, and logs it unless it
+/// failed the last time too.
+fn write(due: Option<(State, PathBuf)>, has_failed: bool) -> bool {
+    let Some((state, data_dir)) = due else { return false };
+    let written = state.write(&data_dir);
+    if let Err(error) = &written
+        && !has_failed
+    {
+        warn!(%error, "cannot write status.json: `satgres status` tells what is older");
+    }
+    written.is_err()
 }
 
 fn figures(plan: &Plan) -> PlanFigures {

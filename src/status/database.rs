@@ -21,6 +21,7 @@ pub(super) struct Database {
     pub(super) constraints: Option<Constraints>,
     pub(super) builds: Option<Builds>,
     pub(super) reorg: Option<Option<Reorg>>,
+    pub(super) confirmed: Option<ConfirmedTip>,
     pub(super) bytes: Option<u64>,
 }
 
@@ -89,6 +90,21 @@ pub struct Reorg {
     pub took_seconds: f64,
 }
 
+/// What a node has last confirmed of the chain.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ConfirmedTip {
+    /// Height of the block up to which it had the same chain.
+    pub height: u32,
+    /// Hash of that block, as people know it.
+    pub hash: String,
+    /// The node.
+    pub peer: String,
+    /// When it said so.
+    pub at_timestamp_seconds: f64,
+    /// Whether readers still see that block.
+    pub is_in_chain: bool,
+}
+
 impl Database {
     /// Reads everything, the most important first, so that a caller who waits no longer has that.
     pub(super) async fn read(&mut self, client: &Client) -> Result<(), Error> {
@@ -105,6 +121,7 @@ impl Database {
             self.constraints = Some(constraints(client).await?);
             self.builds = Some(Builds::read(client).await?);
             self.reorg = Some(reorg(client).await?);
+            self.confirmed = confirmed(client).await?;
         }
         let size = client.query_one("select pg_database_size(current_database())", &[]).await?;
         self.bytes = u64::try_from(size.get::<_, i64>(0)).ok();
@@ -175,6 +192,24 @@ async fn reorg(client: &Client) -> Result<Option<Reorg>, Error> {
         old_tip_hash: hash(&row, 3),
         new_tip_hash: hash(&row, 4),
         took_seconds: row.get(5),
+    }))
+}
+
+/// An earlier version's database has no such table.
+async fn confirmed(client: &Client) -> Result<Option<ConfirmedTip>, Error> {
+    let is_there = "select to_regclass('ops.confirmed_tip') is not null";
+    if !client.query_one(is_there, &[]).await?.get::<_, bool>(0) {
+        return Ok(None);
+    }
+    let sql = "select height, hash, peer, extract(epoch from at)::float8, \
+           exists (select from chain.blocks b where b.height = c.height and b.hash = c.hash) \
+         from ops.confirmed_tip c";
+    Ok(client.query_opt(sql, &[]).await?.map(|row| ConfirmedTip {
+        height: row.get::<_, i32>(0) as u32,
+        hash: hash(&row, 1),
+        peer: row.get(2),
+        at_timestamp_seconds: row.get(3),
+        is_in_chain: row.get(4),
     }))
 }
 

@@ -123,8 +123,18 @@ fn tip(report: &Report) -> Option<String> {
     let tip = report.tip.as_ref()?;
     let hash = tip.hash.as_deref().unwrap_or("hash unknown");
     let of = if tip.source == "files" { " of the files" } else { "" };
-    let confirmed =
-        if tip.is_confirmed_by_node { "confirmed by a node" } else { "no node has confirmed the tip" };
+    let mut confirmed =
+        if tip.is_confirmed_by_node { "confirmed by a node" } else { "no node has confirmed the tip" }
+            .to_owned();
+    if let Some(known) = report.confirmed_tip.as_ref().filter(|known| known.is_in_chain) {
+        let height = if known.height == tip.height {
+            String::new()
+        } else {
+            format!(" {}", count(known.height.into()))
+        };
+        let since = duration(report.at_timestamp_seconds - known.at_timestamp_seconds);
+        confirmed.push_str(&format!("; {} confirmed{height} {since} ago", known.peer));
+    }
     Some(format!("{}{of} {hash}; {confirmed}", count(tip.height.into())))
 }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{
     SILENCE_SECONDS,
-    database::{Constraints, InvalidBlock, Reorg},
+    database::{ConfirmedTip, Constraints, InvalidBlock, Reorg},
     disk::Disk,
     server::ServerReport,
     state::LiveFigures,
@@ -28,6 +28,7 @@ pub struct Report {
     pub server: ServerReport,
     pub heights: Heights,
     pub tip: Option<TipReport>,
+    pub confirmed_tip: Option<ConfirmedTip>,
     pub live: Option<LiveReport>,
     pub invalid_blocks: Option<InvalidBlocks>,
     pub load: Option<LoadReport>,
@@ -53,6 +54,7 @@ pub struct ServiceReport {
     pub silent_seconds: Option<f64>,
     pub last_phase: Option<String>,
     pub last_step: Option<String>,
+    pub listen: Option<String>,
     pub exit_code: Option<u8>,
     pub error: Option<String>,
 }

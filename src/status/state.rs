@@ -113,10 +113,16 @@ pub(super) struct State {
     /// The user's own database, with host and port; absent where the service works with the private one.
     #[serde(default)]
     pub database: Option<String>,
+    /// Where it answers over HTTP.
+    #[serde(default)]
+    pub listen: Option<String>,
     /// Process id of the private server.
     pub server_pid: Option<i32>,
     /// The best chain in the files.
     pub files_tip: Option<FilesTip>,
+    /// Height of the tip of the node's active chain, as it told last.
+    #[serde(default)]
+    pub node_height: Option<u32>,
     /// Whether a node chose that chain, and so everything that readers see.
     #[serde(default)]
     pub is_confirmed_by_node: bool,

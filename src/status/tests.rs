@@ -8,6 +8,11 @@ use crate::replay::progress::Counted;
 /// Every key of the JSON: an interface, also listed in docs/status.md.
 const KEYS: &[&str] = &[
     "at_timestamp_seconds",
+    "confirmed_tip.at_timestamp_seconds",
+    "confirmed_tip.hash",
+    "confirmed_tip.height",
+    "confirmed_tip.is_in_chain",
+    "confirmed_tip.peer",
     "constraints.failed",
     "constraints.total",
     "constraints.validated",
@@ -95,6 +100,7 @@ const KEYS: &[&str] = &[
     "service.exit_code",
     "service.last_phase",
     "service.last_step",
+    "service.listen",
     "service.pid",
     "service.seen_timestamp_seconds",
     "service.silent_seconds",
@@ -114,7 +120,7 @@ const KEYS: &[&str] = &[
 ];
 
 /// A report in which everything is known: 40 % of mainnet loaded.
-fn report() -> Report {
+pub(super) fn report() -> Report {
     let at = 1_800_000_000.0;
     Report {
         satgres_version: "0.1.0",
@@ -129,6 +135,7 @@ fn report() -> Report {
             seen_timestamp_seconds: Some(at - 0.5),
             silent_seconds: Some(0.5),
             last_phase: Some("REINDEX".to_owned()),
+            listen: None,
             last_step: Some("loading blocks".to_owned()),
             exit_code: None,
             error: None,
@@ -171,6 +178,13 @@ fn report() -> Report {
             connected_blocks: 144,
             reorgs: 1,
             connect_seconds: 0.25,
+        }),
+        confirmed_tip: Some(ConfirmedTip {
+            height: 470_000,
+            hash: "00ab".to_owned(),
+            peer: "127.0.0.1:8333".to_owned(),
+            at_timestamp_seconds: at - 7_200.0,
+            is_in_chain: true,
         }),
         invalid_blocks: Some(InvalidBlocks {
             count: 1,
@@ -285,7 +299,7 @@ service     running, process 4711, for 5h 2m
 phase       REINDEX: loading blocks, for 5h 0m
 server      PostgreSQL 15.18 is up, process 4712, for 5h 1m
 blocks      readers see up to 480,000, loaded up to 519,000, loading 554,321, the files reach 900,000
-tip         480,000 00000000000000000001; no node has confirmed the tip
+tip         480,000 00000000000000000001; no node has confirmed the tip; 127.0.0.1:8333 confirmed 470,000 2h 0m ago
 live        the tip's time was 10m 0s ago; 2 blocks behind the node; 144 blocks connected since the start, 1 reorg
 refused     1 block, the lowest at height 500,001 (…0123456789abcdef): its coinbase pays too much
 left        13h 0m to load, then about 2h 1m for indexes
@@ -337,7 +351,7 @@ fn the_services_end_is_told_in_words() {
     );
 }
 
-fn state(phase: &str) -> State {
+pub(super) fn state(phase: &str) -> State {
     let load = LoadFigures {
         height_first: 0,
         height_last: 999,
@@ -365,7 +379,9 @@ fn state(phase: &str) -> State {
         step_started_at: 150.0,
         ended: None,
         database: None,
+        listen: None,
         server_pid: None,
+        node_height: None,
         files_tip: Some(FilesTip { height: 999, hash: "ff".to_owned() }),
         is_confirmed_by_node: false,
         height_attached: Some(199),

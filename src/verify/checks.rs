@@ -37,6 +37,19 @@ impl Check {
         self.faults.is_empty()
     }
 
+    /// Keeps the result in `ops.checks`.
+    pub(super) async fn record(&self, client: &Object) -> Result<(), VerifyError> {
+        let detail = (!self.is_ok()).then(|| self.detail());
+        client
+            .execute(
+                "insert into ops.checks (name, seconds, ok, detail) values ($1, $2, $3, $4)",
+                &[&self.name, &self.seconds, &self.is_ok(), &detail],
+            )
+            .await
+            .map_err(server("recording a check"))?;
+        Ok(())
+    }
+
     fn detail(&self) -> String {
         let more = if self.more > 0 { format!("; and {} more", self.more) } else { String::new() };
         format!("{}{more}", self.faults.join("; "))
@@ -181,7 +194,7 @@ pub async fn verify(pool: &Pool, mut each: impl FnMut(&Check)) -> Result<Vec<Che
     let tip_height = segments.last().map_or(-1, |segment| segment.height_last as i32);
     let mut checks = Vec::new();
     let mut done = async |check: Check| {
-        record(&client, &check).await?;
+        check.record(&client).await?;
         each(&check);
         checks.push(check);
         Ok::<(), VerifyError>(())
@@ -206,18 +219,19 @@ pub async fn verify(pool: &Pool, mut each: impl FnMut(&Check)) -> Result<Vec<Che
     Ok(checks)
 }
 
-struct Running {
+/// A check at work.
+pub(super) struct Running {
     check: Check,
     start: Instant,
 }
 
 impl Running {
-    fn new(name: &'static str) -> Self {
+    pub(super) fn new(name: &'static str) -> Self {
         let check = Check { name, seconds: 0.0, faults: Vec::new(), more: 0 };
         Running { check, start: Instant::now() }
     }
 
-    fn fault(&mut self, text: String) {
+    pub(super) fn fault(&mut self, text: String) {
         if self.check.faults.len() < FAULTS_TOLD_MAX {
             self.check.faults.push(text);
         } else {
@@ -242,7 +256,7 @@ impl Running {
         Ok(())
     }
 
-    fn end(self) -> Check {
+    pub(super) fn end(self) -> Check {
         Check { seconds: self.start.elapsed().as_secs_f64(), ..self.check }
     }
 }
@@ -300,16 +314,4 @@ async fn constraints(client: &Object, segments: &[SegmentRow]) -> Result<Check, 
         }
     }
     Ok(running.end())
-}
-
-async fn record(client: &Object, check: &Check) -> Result<(), VerifyError> {
-    let detail = (!check.is_ok()).then(|| check.detail());
-    client
-        .execute(
-            "insert into ops.checks (name, seconds, ok, detail) values ($1, $2, $3, $4)",
-            &[&check.name, &check.seconds, &check.is_ok(), &detail],
-        )
-        .await
-        .map_err(server("recording a check"))?;
-    Ok(())
 }

@@ -38,6 +38,11 @@ impl std::fmt::Display for UtxoSetInfo {
 /// [`VerifyError`].
 pub async fn utxo_set_info(pool: &Pool) -> Result<UtxoSetInfo, VerifyError> {
     let client = pool.get().await.map_err(pool::Error::from)?;
+    info_of(&client).await
+}
+
+/// The same on a connection, in its transaction if it has one.
+pub(super) async fn info_of(client: &tokio_postgres::Client) -> Result<UtxoSetInfo, VerifyError> {
     let what = || server("reading chain.utxos");
     let none: [&str; 0] = [];
     let mut rows = std::pin::pin!(client.query_raw(QUERY, none).await.map_err(what())?);

@@ -19,6 +19,7 @@ pub struct Node {
     cli: Command,
     programs: PathBuf,
     data_dir: PathBuf,
+    rpc_port: u16,
 }
 
 impl Node {
@@ -48,9 +49,19 @@ impl Node {
             .unwrap();
         let mut cli = Command::new(programs.join("bitcoin-cli"));
         cli.args(&shared).args(["-rpcwait", "-rpcwaittimeout=60"]);
-        let node = Node { daemon, cli, programs, data_dir };
+        let node = Node { daemon, cli, programs, data_dir, rpc_port: port };
         node.cli(&["getblockcount"]);
         node
+    }
+
+    /// Host and port of its RPC.
+    pub fn rpc_address(&self) -> String {
+        format!("127.0.0.1:{}", self.rpc_port)
+    }
+
+    /// The file with its RPC's user and password of this start.
+    pub fn cookie(&self) -> PathBuf {
+        self.data_dir.join("regtest/.cookie")
     }
 
     /// Stops it and starts it again with other options.

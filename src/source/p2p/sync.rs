@@ -95,6 +95,7 @@ impl Node {
             let mark = tree.mark();
             let wait = if follows.is_some() { ANSWER_WAIT_MAX } else { Duration::MAX };
             let answer = self.sync_peer(peer, tree, base, wait).await;
+            tree.index_headers();
             match answer {
                 Ok(None) => self.inner.lock().peers[peer].has_news = true,
                 Ok(Some(index)) => {
@@ -154,7 +155,7 @@ impl Node {
                 continue;
             }
             let is_full = headers.len() == HEADERS_MAX;
-            match add_all(tree, &headers) {
+            match add_all(tree, &headers, self.inner.headers_batch) {
                 Ok(last) if tip.is_some() && tree.height(last) <= tree.height(at) => {
                     // It goes round in circles, or has reorganised: begin once more at its new tip.
                     stray += 1;
@@ -191,10 +192,10 @@ impl Node {
 }
 
 /// Adds headers that follow each other; the first one's parent must be known.
-fn add_all(tree: &mut HeaderTree, headers: &[[u8; HEADER_BYTES]]) -> Result<u32, HeaderFault> {
+fn add_all(tree: &mut HeaderTree, headers: &[[u8; HEADER_BYTES]], batch: usize) -> Result<u32, HeaderFault> {
     let mut last = None;
     for header in headers {
-        let index = tree.add_header(header)?;
+        let index = tree.append_header(header, batch)?;
         if last.is_some_and(|last| tree.parent(index) != Some(last)) {
             return Err(HeaderFault::OutOfOrder);
         }

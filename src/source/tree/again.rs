@@ -35,13 +35,15 @@ impl HeaderTree {
             .collect();
         drop(by_file);
         let kept = Mutex::new(kept);
-        HeaderTree::gather(now, threads, |file| {
+        let mut scanned = HeaderTree::gather(now, threads, |file| {
             let known = known[file as usize].lock().unwrap_or_else(PoisonError::into_inner).take();
             known.or_else(|| {
                 let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
                 kept.take(&now.paths()[file as usize], &now.stamps()[file as usize])
             })
-        })
+        })?;
+        scanned.tree.is_partial |= self.is_partial;
+        Ok(scanned)
     }
 
     /// Returns the records of each file, by offset, as the scan gave them.

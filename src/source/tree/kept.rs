@@ -104,6 +104,10 @@ impl HeaderTree {
     /// # Errors
     /// [`CoinFileError::System`]: the next start scans again.
     pub fn keep(&self, data_dir: &Path, files: &BlockFiles) -> Result<(), CoinFileError> {
+        if self.is_partial {
+            // What could not be read now may be readable then.
+            return Ok(());
+        }
         let (path, new) = (data_dir.join(NAME), data_dir.join(format!("{NAME}.new")));
         let written = self.write_kept(&new, files).and_then(|()| {
             std::fs::rename(&new, &path).map_err(crate::prevouts::sealed::system("rename", &new))
