@@ -424,7 +424,7 @@ impl Values {
                 pipeline_bytes: self.get("replay.pipeline_bytes", parse_pipeline_bytes)?.flatten(),
                 utxo_cache_bytes: self.get("replay.utxo_cache", parse_size_or_auto)?.flatten(),
                 utxo_cache_buckets: self.get("replay.utxo_cache_buckets", parse_buckets)?.unwrap_or(10),
-                headers_batch: self.get("replay.headers_batch", parse_headers_batch)?.unwrap_or(10_000),
+                headers_batch: self.get("replay.headers_batch", parse_headers_batch)?.unwrap_or(100_000),
                 disk_check: self.get("replay.disk_check", parse_switch)?.unwrap_or(true),
             },
             live: LiveSettings {

@@ -51,8 +51,12 @@ fn measure(address: String) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let timeout = Duration::from_secs(60);
-        let options =
-            NodeOptions { addresses: vec![address], timeout, window_bytes: 8_000_000, headers_batch: 10_000 };
+        let options = NodeOptions {
+            addresses: vec![address],
+            timeout,
+            window_bytes: 8_000_000,
+            headers_batch: 100_000,
+        };
         let node = Node::start(Network::Regtest, &options);
         let mut tree = ScannedHeaders::none(Network::Regtest).link_loosely(&[]);
         let root = tree.root();

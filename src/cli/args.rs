@@ -205,7 +205,7 @@ pub(super) struct RunArgs {
     /// Parts of the memory for unspent outputs; the oldest leaves when it is full [default: 10]
     #[arg(long, value_name = "N")]
     pub(super) utxo_cache_buckets: Option<String>,
-    /// Headers from a node that are sorted and put into their index together [default: 10000]
+    /// Headers from a node that are sorted and put into their index together [default: 100000]
     #[arg(long, value_name = "N")]
     pub(super) headers_batch: Option<String>,
     /// Refuse what does not seem to fit on the disk: on or off [default: on]

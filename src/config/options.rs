@@ -115,7 +115,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option(
         "replay.headers_batch",
         "headers-batch",
-        "10000",
+        "100000",
         "Headers from a node that are sorted and put into the index of headers together.",
     ),
     option(
