@@ -189,6 +189,8 @@ pub struct ReplaySettings {
 /// How live sync works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LiveSettings {
+    /// Most blocks that are connected one by one; `None` leaves it to the cost model.
+    pub sync_threshold_blocks: Option<u32>,
     /// Buckets of the TxNumCache.
     pub txnum_cache_buckets: u64,
     /// Entries in each.
@@ -325,6 +327,9 @@ impl Settings {
             }
             "replay.utxo_cache_buckets" => self.replay.utxo_cache_buckets.to_string(),
             "replay.disk_check" => if self.replay.disk_check { "on" } else { "off" }.to_owned(),
+            "live.sync_threshold_blocks" => {
+                self.live.sync_threshold_blocks.map_or_else(|| "auto".to_owned(), |n| n.to_string())
+            }
             "live.txnum_cache_buckets" => self.live.txnum_cache_buckets.to_string(),
             "live.txnum_cache_bucket_size" => self.live.txnum_cache_bucket_size.to_string(),
             "store.witness" => self.store.witness.name().to_owned(),
@@ -395,6 +400,7 @@ impl Values {
                 disk_check: self.get("replay.disk_check", parse_switch)?.unwrap_or(true),
             },
             live: LiveSettings {
+                sync_threshold_blocks: self.get("live.sync_threshold_blocks", parse_threshold)?.flatten(),
                 txnum_cache_buckets: self.get("live.txnum_cache_buckets", parse_count)?.unwrap_or(10),
                 txnum_cache_bucket_size: self
                     .get("live.txnum_cache_bucket_size", parse_count)?
@@ -513,6 +519,13 @@ fn parse_pipeline_bytes(text: &str) -> Result<Option<u64>, String> {
 
 fn parse_count(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| "use a whole number".to_owned())
+}
+
+fn parse_threshold(text: &str) -> Result<Option<u32>, String> {
+    match text {
+        "auto" => Ok(None),
+        _ => text.parse().map(Some).map_err(|_| "use a number of blocks, or auto".to_owned()),
+    }
 }
 
 fn parse_tune(text: &str) -> Result<Tune, String> {

@@ -24,6 +24,7 @@ pub mod resources;
 pub mod stop;
 
 pub mod chain;
+pub mod follow;
 pub mod live;
 pub mod pg;
 pub mod prevouts;

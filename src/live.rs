@@ -204,7 +204,7 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Reads the tip, and makes the segment of the next block if there is none.
+    /// Reads the tip; nothing is changed.
     ///
     /// # Errors
     /// [`LiveError::Empty`] in a database without blocks, [`LiveError::NotAttached`] in one that is being loaded; what the
@@ -218,9 +218,16 @@ impl Connector {
         let tip = Tip::read(client, None).await?;
         let key = FingerprintKey::random().map_err(LiveError::system("drawing a fingerprint key"))?;
         let caches = Caches::new(&options, &key);
-        let mut connector = Connector { options, key: Arc::new(key), caches, tip };
-        connector.make_ahead(client, connector.tip.height + 1).await?;
-        Ok(connector)
+        Ok(Connector { options, key: Arc::new(key), caches, tip })
+    }
+
+    /// Makes the segment of the next block if there is none: a service that stays has it ready, one that ends at the tip
+    /// leaves none behind.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn prepare(&mut self, client: &mut Client) -> Result<(), LiveError> {
+        self.make_ahead(client, self.tip.height + 1).await
     }
 
     /// Returns the tip as this connector left or found it.
@@ -238,14 +245,35 @@ impl Connector {
             let (fork_height, height) = (change.fork_height, self.tip.height);
             return Err(LiveError::Fork { fork_height, height });
         }
-        let mut followed = Followed::default();
         if change.fork_height < self.tip.height {
-            self.reorganise(client, change, start, &mut followed).await?;
-        } else {
-            for block in &change.blocks {
-                self.connect(client, block, &mut followed).await?;
-            }
+            let new_tip = change.blocks.last().map(last_hash);
+            let mut blocks = change.blocks.iter().cloned();
+            return self.follow_branch(client, change.fork_height, new_tip, async || blocks.next()).await;
         }
+        let mut followed = Followed::default();
+        for block in &change.blocks {
+            self.connect(client, block, &mut followed).await?;
+        }
+        (followed.height, followed.hash) = (self.tip.height, self.tip.hash);
+        followed.seconds = start.elapsed().as_secs_f64();
+        self.look_ahead(client).await;
+        Ok(followed)
+    }
+
+    /// Follows a reorg in one transaction: back to the fork, and up the branch whose last block is `new_tip`; `None`: no
+    /// further. `next` gives the blocks in order, so that a branch of any length need not stand in memory.
+    ///
+    /// # Errors
+    /// As [`Connector::follow`]; [`LiveError::Unlinked`] where `next` ends before the new tip: nothing was changed.
+    pub async fn follow_branch(
+        &mut self,
+        client: &mut Client,
+        fork_height: u32,
+        new_tip: Option<Hash32>,
+        next: impl AsyncFnMut() -> Option<NewBlock>,
+    ) -> Result<Followed, LiveError> {
+        let start = Instant::now();
+        let mut followed = self.reorganise(client, fork_height, new_tip, next, start).await?;
         (followed.height, followed.hash) = (self.tip.height, self.tip.hash);
         followed.seconds = start.elapsed().as_secs_f64();
         self.look_ahead(client).await;
@@ -274,27 +302,27 @@ impl Connector {
     async fn reorganise(
         &mut self,
         client: &mut Client,
-        change: &Change,
+        fork_height: u32,
+        new_tip: Option<Hash32>,
+        mut next: impl AsyncFnMut() -> Option<NewBlock>,
         start: Instant,
-        followed: &mut Followed,
-    ) -> Result<(), LiveError> {
+    ) -> Result<Followed, LiveError> {
         let transaction = begin(client).await?;
         self.check_tip(&transaction).await?;
-        let mut tip = Tip::read(&transaction, Some(change.fork_height)).await?;
-        if tip.height != change.fork_height {
+        let mut tip = Tip::read(&transaction, Some(fork_height)).await?;
+        if tip.height != fork_height {
             return Err(LiveError::Empty);
         }
-        let depth = disconnect::disconnect(&transaction, change.fork_height).await?;
-        let mut overlay = Overlay::cut_at(tx_num(change.fork_height + 1, 0));
-        // What was done so far counts only if all of it commits.
-        let mut done = Followed { depth, ..*followed };
-        let new_tip = match change.blocks.last() {
-            Some(last) => last_hash(last),
-            None => tip.hash,
-        };
-        self.record(&transaction, change.fork_height, depth, &new_tip).await?;
-        for block in &change.blocks {
-            let parsed = self.parse(&tip, block).await?;
+        let depth = disconnect::disconnect(&transaction, fork_height).await?;
+        let mut overlay = Overlay::cut_at(tx_num(fork_height + 1, 0));
+        let mut done = Followed { depth, ..Followed::default() };
+        let new_tip = new_tip.unwrap_or(tip.hash);
+        self.record(&transaction, fork_height, depth, &new_tip).await?;
+        while tip.hash != new_tip {
+            let height = tip.height + 1;
+            let why = "the branch ends before its tip";
+            let block = next().await.ok_or(LiveError::Unlinked { height, why })?;
+            let parsed = self.parse(&tip, &block).await?;
             tip = self.add(&transaction, &mut overlay, parsed, &mut done).await?;
         }
         let seconds = "update ops.reorgs set at = clock_timestamp(), seconds = $1 \
@@ -305,7 +333,7 @@ impl Connector {
             .map_err(LiveError::server("recording a reorg"))?;
         transaction.commit().await.map_err(LiveError::server("committing a reorg"))?;
         warn!(
-            fork_height = change.fork_height,
+            fork_height,
             depth,
             old = reversed_hex(&self.tip.hash),
             new_height = tip.height,
@@ -314,8 +342,7 @@ impl Connector {
         );
         self.caches.apply(&overlay);
         self.tip = tip;
-        *followed = done;
-        Ok(())
+        Ok(done)
     }
 
     /// Resolves a parsed block and writes its rows; returns the tip after it.

@@ -35,7 +35,7 @@ pub use coin_cache::CoinCache;
 pub use fingerprint::{Fingerprint, FingerprintKey};
 pub use rebuild::{RebuildError, rebuild};
 pub use resolve::{BrokenRule, ConnectError, ResolveError, resolve_batch};
-pub use resume::remove_all;
+pub use resume::{newest_checkpoint, remove_all};
 pub use roll_forward::roll_forward;
 pub use sealed::CoinFileError;
 pub use set::{UtxoFigures, UtxoGauges, UtxoLimits, UtxoOptions, UtxoSet};

@@ -6,7 +6,7 @@
 //! other than those of a segment that a reorg cuts, which it loads again.
 
 pub mod buffers;
-mod choice;
+pub(crate) mod choice;
 pub mod found;
 pub mod gate;
 mod late;
@@ -62,6 +62,8 @@ const BULK_LOOK_EVERY: Duration = Duration::from_millis(20);
 pub struct ReplayOptions {
     /// The folder that holds the `blk*.dat` files.
     pub blocks_dir: PathBuf,
+    /// Where what a scan of the files found is kept for the next start; `None`: nowhere.
+    pub kept_dir: Option<PathBuf>,
     /// The user's nodes, which decide between branches and have what the files lack; `None`: the files alone.
     pub node: Option<NodeOptions>,
     /// The network.
@@ -123,8 +125,8 @@ pub enum ReplayError {
     /// The files of the UTXO set failed.
     #[error("keeping the UTXO set's files failed")]
     CoinFiles(#[from] CoinFileError),
-    /// Live segments could not be changed: the same command goes on.
-    #[error("taking back blocks, or ending a live segment, failed")]
+    /// A block could not be connected or taken back, or a live segment not be ended: the same command goes on.
+    #[error("connecting or taking back blocks failed")]
     Live(#[from] LiveError),
     /// The disks are too small: the user must act.
     #[error(transparent)]
@@ -181,7 +183,7 @@ pub async fn run(
     // 1. What blocks are there, in the files and in the database?
     profile.board().step(Step::Compare);
     let mut client = pool.get().await.map_err(pool::Error::from)?;
-    found.tree(&client).await?;
+    found.list_files(&client).await?;
 
     let mut unwritten: HashSet<Hash32> = HashSet::new();
     let mut damages = 0;
@@ -237,8 +239,7 @@ pub async fn run(
         let failure = load_and_restore(pool, &chain, present, segments, set, options, profile, stop).await;
         chain.node.iter().for_each(|node| node.end());
         match failure? {
-            // 6. Blocks that came meanwhile are loaded too.
-            None if found.has_grown(&client).await? => unwritten.clear(),
+            // 6. Blocks that came meanwhile are for whoever follows the tip.
             None => {
                 reconcile::record_stale_blocks(&mut client, &chain).await?;
                 return Ok(Outcome { tip_height: chain.active.tip_height() });
@@ -498,14 +499,32 @@ async fn leave_out(
 /// # Errors
 /// What the server says; the same command goes on.
 pub async fn analyze(pool: &Pool, profile: &Profile) -> Result<(), ReplayError> {
+    if is_analyze_due(pool).await? {
+        profile.board().step(Step::Analyze);
+        analyze_now(pool, profile).await?;
+    }
+    Ok(())
+}
+
+/// The same in the background of LIVE, which `satgres status` goes on to show.
+///
+/// # Errors
+/// As [`analyze`].
+pub async fn analyze_behind(pool: &Pool, profile: &Profile) -> Result<(), ReplayError> {
+    if is_analyze_due(pool).await? { analyze_now(pool, profile).await } else { Ok(()) }
+}
+
+async fn is_analyze_due(pool: &Pool) -> Result<bool, ReplayError> {
     let client = pool.get().await.map_err(pool::Error::from)?;
     let is_due = "select exists (select from ops.segments where state = 'attached' and attached_at > \
          coalesce((select max(started) from ops.phases where phase = 'Analyzed tables'), '-infinity'))";
     let server = |source| ReplayError::Server { what: "gathering statistics", source };
-    if !client.query_one(is_due, &[]).await.map_err(server)?.get::<_, bool>(0) {
-        return Ok(());
-    }
-    profile.board().step(Step::Analyze);
+    Ok(client.query_one(is_due, &[]).await.map_err(server)?.get(0))
+}
+
+async fn analyze_now(pool: &Pool, profile: &Profile) -> Result<(), ReplayError> {
+    let client = pool.get().await.map_err(pool::Error::from)?;
+    let server = |source| ReplayError::Server { what: "gathering statistics", source };
     let phase = profile.phase();
     let tables = crate::rows::Table::ALL.map(|table| async move {
         let client = pool.get().await.map_err(pool::Error::from)?;

@@ -7,11 +7,15 @@
 use std::time::Duration;
 
 use deadpool_postgres::Pool;
-use tracing::{info, warn};
+use tokio::task::JoinSet;
+use tracing::{debug, info, warn};
 
 use crate::config::{Detail, Settings, Tune};
 use crate::error::Error;
+use crate::follow::cost::Way;
+use crate::follow::{FollowOptions, Follower};
 use crate::heap;
+use crate::live::{LiveOptions, SEGMENT_BLOCKS};
 use crate::patience::Patience;
 use crate::pg::cluster::{Cluster, ServiceLock};
 use crate::pg::external::{self, Purpose};
@@ -24,7 +28,7 @@ use crate::prevouts::{UtxoLimits, UtxoOptions};
 use crate::profile::{Figures, Profile};
 use crate::replay::found::{self, FoundBlocks};
 use crate::replay::room::RoomOptions;
-use crate::replay::{self, ReplayOptions};
+use crate::replay::{self, ReplayError, ReplayOptions};
 use crate::resources::{Resources, about};
 use crate::rows::Store;
 use crate::source::NodeOptions;
@@ -36,8 +40,10 @@ use crate::verify::{Check, TableDigest, UtxoSetInfo};
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Share of the pipeline's memory for blocks that come from nodes: one in so many bytes.
 const PEER_WINDOW_SHARE: u64 = 4;
+/// How often it is looked whether the database needs something beside the tip's blocks.
+const LOOK_AFTER_EVERY: Duration = Duration::from_secs(3600);
 
-/// Loads what the block files hold and keeps it queryable; ends when that is so, or on a signal. A server that goes away
+/// Loads what the block files or the nodes hold and follows the tip; ends on a signal, or once that is queryable if so asked. A server that goes away
 /// is waited for, and started again where it is ours.
 ///
 /// # Errors
@@ -61,7 +67,13 @@ async fn serve(settings: &Settings, profile: &Profile, stop: Stop) -> Result<(),
         server::external_database(settings)?,
         &[&plans.replay, &plans.restore, &plans.live],
     );
-    let found = stop.or(found::scan(&replay_options(settings, &plans))).await??;
+    let options = replay_options(settings, &plans);
+    // Where a node has what a database lacks, the files are read once they are needed. A new database begins with them, so
+    // that wrong ones are told before anything is made.
+    let is_later = !settings.peers.is_empty()
+        && (settings.database_url.is_some() || settings.data_dir.join("pg").exists());
+    let found =
+        if is_later { found::without_files(&options) } else { stop.or(found::scan(&options)).await?? };
     plans.log();
     let profile = profile.clone();
     let mut run = Run {
@@ -73,6 +85,7 @@ async fn serve(settings: &Settings, profile: &Profile, stop: Stop) -> Result<(),
         patience: Patience::default(),
         is_advised: false,
         is_live: false,
+        height_followed: None,
     };
     loop {
         let Err(error) = run.attempt().await else { return Ok(()) };
@@ -92,30 +105,86 @@ struct Run<'a> {
     patience: Patience,
     is_advised: bool,
     is_live: bool,
+    /// The tip when it was last followed.
+    height_followed: Option<u32>,
 }
 
 impl Run<'_> {
-    /// Does whatever is missing, and keeps it, for as long as the server lasts.
+    /// Does whatever is missing, and follows the tip, for as long as the server lasts.
     async fn attempt(&mut self) -> Result<(), Error> {
         self.profile.board().step(Step::StartServer);
         let mut connected = self.open(None).await?;
         self.patience.reached();
-        let tip_height = match self.sync(&connected).await {
-            Ok(tip_height) => tip_height,
-            Err(error) => {
-                connected.close().await;
-                return Err(error);
-            }
-        };
-        if self.is_live_due() {
+        let mut ended = self.work(&connected).await;
+        if let Ok(Next::EnterLive) = ended {
             // The first time that everything is queryable: one restart.
             self.profile.board().step(Step::EnterLive);
             connected.close().await;
             connected = self.open(Some(&self.plans.live)).await?;
+            ended = self.work(&connected).await;
         }
-        let kept = self.keep(&connected, tip_height).await;
         connected.close().await;
-        kept
+        ended.map(|_| ())
+    }
+
+    /// Fills the database, then follows the tip; loads in bulk again whenever a gap is better closed so.
+    async fn work(&mut self, connected: &Connected) -> Result<Next, Error> {
+        self.prepare(connected).await?;
+        let mut behind = JoinSet::new();
+        let mut height_loaded = None;
+        loop {
+            let (mut follow, replay) =
+                (follow_options(self.settings, &self.plans), replay_options(self.settings, &self.plans));
+            // A load that brings nothing new is not tried again.
+            if height_loaded.is_some() && height_loaded == self.height_followed {
+                follow.threshold_blocks = Some(u32::MAX);
+            }
+            let opened =
+                Follower::open(&connected.pool, &mut self.found, follow, &replay, &self.profile, &self.stop);
+            let Some(mut follower) = opened.await? else {
+                height_loaded = Some(self.load(connected).await?);
+                continue;
+            };
+            self.height_followed = Some(follower.height());
+            if follower.catch_up().await? == Way::Bulk {
+                drop(follower);
+                height_loaded = Some(self.load(connected).await?);
+                continue;
+            }
+            let height = follower.height();
+            if is_live_due(self.settings) {
+                return Ok(Next::EnterLive);
+            }
+            if !std::mem::replace(&mut self.is_live, true) {
+                give_back_memory(&self.plans).await;
+                let client = connected.pool.get().await.map_err(pool::Error::from)?;
+                let figures = Figures { height: Some(height), ..Figures::default() };
+                self.profile.reached("Entered LIVE sync from start state", figures).record(&client).await;
+            }
+            if self.settings.until_synced {
+                self.profile.board().step(Step::Live);
+                return Ok(Next::Ended);
+            }
+            if behind.is_empty() {
+                behind.spawn(look_after(connected.pool.clone(), self.profile.clone()));
+            }
+            tokio::select! {
+                followed = follower.follow() => match followed {
+                    Ok(()) => {}
+                    Err(ReplayError::Stopped) => {
+                        info!("ended by a signal; PostgreSQL goes on, `satgres pg stop` ends the private one");
+                        return Ok(Next::Ended);
+                    }
+                    Err(error) => return Err(error.into()),
+                },
+                () = connected.lock.hangup().done() => return Err(Error::ServerLost),
+            }
+            self.height_followed = Some(follower.height());
+            drop(follower);
+            self.found.begin_again();
+            self.is_live = false;
+            height_loaded = Some(self.load(connected).await?);
+        }
     }
 
     /// Opens the server, a private one with the settings of a plan, or with those of the phase that it is in.
@@ -125,8 +194,8 @@ impl Run<'_> {
         Ok(connected)
     }
 
-    /// Installs the schema and replays; returns the tip.
-    async fn sync(&mut self, connected: &Connected) -> Result<u32, Error> {
+    /// Makes the database fit to be filled.
+    async fn prepare(&mut self, connected: &Connected) -> Result<(), Error> {
         let Connected { server, pool, .. } = connected;
         if !self.is_advised {
             self.is_advised = true;
@@ -135,56 +204,61 @@ impl Run<'_> {
         self.profile.board().step(Step::Install);
         install(pool, self.settings).await?;
         leaked::sweep(server, pool).await;
+        Ok(())
+    }
+
+    /// Loads in bulk what is missing; returns the tip.
+    async fn load(&mut self, connected: &Connected) -> Result<u32, Error> {
+        let Connected { server, pool, .. } = connected;
         let mut options = replay_options(self.settings, &self.plans);
         options.builds_max = server.builds_max(options.builds_max);
+        if let (Some(node), Some(options)) = (self.found.node(), &options.node) {
+            node.set_window(options.window_bytes);
+        }
         let outcome = replay::run(pool, &mut self.found, &options, &self.profile, &self.stop).await?;
         self.stop.or(replay::analyze(pool, &self.profile)).await??;
         Ok(outcome.tip_height)
     }
+}
 
-    /// Whether the private server still has its settings for the replay. It never gets them again: a catch-up, however
-    /// large, loads with those of LIVE. `wal_level = minimal` would load 1.1 to 1.5 times as fast, but it ends the
-    /// standbys and backups that LIVE promises, and its two restarts end every reader's connection.
-    fn is_live_due(&self) -> bool {
-        self.settings.database_url.is_none()
-            && self.settings.tune != Tune::Off
-            && Cluster::recorded_phase(&self.settings.data_dir) != Phase::Live
-    }
+/// How work on one connection ended.
+enum Next {
+    /// Everything is queryable, and the server is due to get its settings for LIVE.
+    EnterLive,
+    /// The end was asked for.
+    Ended,
+}
 
-    /// Leaves the service with what it needs in LIVE: caches and buffers of the load are gone, the heap's rest follows.
-    async fn give_back_memory(&self) {
-        let resident = tokio::task::spawn_blocking(heap::give_back).await.ok().flatten();
-        let planned = about(self.plans.live.service_bytes());
-        info!(resident = resident.map(about), planned, "memory of the service on entering LIVE");
-    }
+/// Whether the private server still has its settings for the replay. It never gets them again: a catch-up, however
+/// large, loads with those of LIVE. `wal_level = minimal` would load 1.1 to 1.5 times as fast, but it ends the
+/// standbys and backups that LIVE promises, and its two restarts end every reader's connection.
+fn is_live_due(settings: &Settings) -> bool {
+    settings.database_url.is_none()
+        && settings.tune != Tune::Off
+        && Cluster::recorded_phase(&settings.data_dir) != Phase::Live
+}
 
-    /// Tells that everything is queryable; then stays until a signal, and validates in the background what was added NOT
-    /// VALID.
-    async fn keep(&mut self, connected: &Connected, tip_height: u32) -> Result<(), Error> {
-        self.profile.board().step(Step::Live);
-        let client = connected.pool.get().await.map_err(pool::Error::from)?;
-        if !self.is_live {
-            self.is_live = true;
-            self.give_back_memory().await;
-            let figures = Figures { height: Some(tip_height), ..Figures::default() };
-            self.profile.reached("Entered LIVE sync from start state", figures).record(&client).await;
+/// Leaves the service with what it needs in LIVE: caches and buffers of the load are gone, the heap's rest follows.
+async fn give_back_memory(plans: &Plans) {
+    let resident = tokio::task::spawn_blocking(heap::give_back).await.ok().flatten();
+    let planned = about(plans.live.service_bytes());
+    info!(resident = resident.map(about), planned, "memory of the service on entering LIVE");
+}
+
+/// What the database needs beside the tip's blocks, in the background of LIVE: statistics where an earlier run did not come
+/// to gather them, and proofs of constraints that were added NOT VALID, such as those of a segment that has become full.
+async fn look_after(pool: Pool, profile: Profile) {
+    loop {
+        if let Err(error) = replay::analyze_behind(&pool, &profile).await {
+            debug!(%error, "statistics were not gathered");
         }
-        if self.settings.until_synced {
-            return Ok(());
-        }
-        info!("all that the block files hold is queryable; newer blocks are loaded at the next start");
-        if let Ok(validated) = self.stop.or(validate::validate_all(&client)).await {
-            for fault in validated? {
-                warn!(fault, "a constraint does not hold");
-            }
-            drop(client);
-            tokio::select! {
-                () = self.stop.asked() => {}
-                () = connected.lock.hangup().done() => return Err(Error::ServerLost),
+        if let Ok(client) = pool.get().await {
+            match validate::validate_all(&client).await {
+                Ok(faults) => faults.iter().for_each(|fault| warn!(fault, "a constraint does not hold")),
+                Err(error) => debug!(%error, "constraints were not validated"),
             }
         }
-        info!("ended by a signal; PostgreSQL goes on, `satgres pg stop` ends the private one");
-        Ok(())
+        tokio::time::sleep(LOOK_AFTER_EVERY).await;
     }
 }
 
@@ -261,12 +335,39 @@ async fn install(pool: &Pool, settings: &Settings) -> Result<(), Error> {
     Ok(())
 }
 
+fn follow_options(settings: &Settings, plans: &Plans) -> FollowOptions {
+    let live = &plans.live;
+    FollowOptions {
+        live: LiveOptions {
+            network: settings.network,
+            store: store(settings),
+            segment_blocks: SEGMENT_BLOCKS,
+            coin_cache_bytes: live.utxo_cache_bytes,
+            txnum_cache_buckets: live.txnum_cache_buckets,
+            txnum_cache_bucket_size: live.txnum_cache_bucket_size,
+        },
+        // The rest is for the block that is being connected: its bytes, its facts, its rows.
+        feed_bytes: live.pipeline_bytes / 4,
+        window_bytes: live.pipeline_bytes / 4,
+        threshold_blocks: settings.live.sync_threshold_blocks,
+        until_synced: settings.until_synced,
+    }
+}
+
+fn store(settings: &Settings) -> Store {
+    Store {
+        witness: settings.store.witness == Detail::Full,
+        script_sig: settings.store.script_sig == Detail::Full,
+    }
+}
+
 fn replay_options(settings: &Settings, plans: &Plans) -> ReplayOptions {
     // Blocks on their way from a node take their room from the pipeline's.
     let peer_window_bytes =
         if settings.peers.is_empty() { 0 } else { plans.replay.pipeline_bytes / PEER_WINDOW_SHARE };
     ReplayOptions {
         blocks_dir: settings.blocks_dir.clone(),
+        kept_dir: Some(settings.data_dir.clone()),
         node: (!settings.peers.is_empty()).then(|| NodeOptions {
             addresses: settings.peers.clone(),
             timeout: Duration::from_secs(settings.peer_timeout_seconds),
@@ -279,10 +380,7 @@ fn replay_options(settings: &Settings, plans: &Plans) -> ReplayOptions {
         threads: plans.replay.threads,
         builds_max: plans.restore.builds,
         build_bytes: plans.restore.maintenance_work_mem_bytes,
-        store: Store {
-            witness: settings.store.witness == Detail::Full,
-            script_sig: settings.store.script_sig == Detail::Full,
-        },
+        store: store(settings),
         utxos: UtxoOptions {
             dir: settings.data_dir.join("coins"),
             cache_bytes_max: Some(plans.replay.utxo_cache_bytes),

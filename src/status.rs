@@ -26,11 +26,11 @@ pub use self::{
     database::{Constraints, InvalidBlock, Reorg},
     render::render,
     report::{
-        CacheReport, Eta, Heights, Indexes, InvalidBlocks, LoadReport, Memory, PhaseReport, Report,
-        RunningBuild, Segments, ServiceReport, TipReport,
+        CacheReport, Eta, Heights, Indexes, InvalidBlocks, LiveReport, LoadReport, Memory, PhaseReport,
+        Report, RunningBuild, Segments, ServiceReport, TipReport,
     },
     server::ServerReport,
-    state::Step,
+    state::{LiveFigures, Step},
 };
 use self::{
     database::Database,
@@ -231,6 +231,10 @@ impl Report {
             phase: told.running().map(phase),
             heights,
             tip: tip(state, heights, database),
+            live: told
+                .running()
+                .and_then(|state| state.live.as_ref())
+                .map(|live| LiveReport::new(live, now())),
             invalid_blocks: database.invalid.clone().map(|(count, first)| InvalidBlocks { count, first }),
             load: load.as_ref().map(LoadReport::new),
             eta: eta(&told, load.as_ref(), database),
@@ -318,6 +322,8 @@ fn eta(told: &Told, load: Option<&LoadFigures>, database: &Database) -> Eta {
 fn memory(told: &Told, family: Option<process::Family>) -> Memory {
     let plan_phase = told.service.last_phase.as_deref().map(|phase| match phase {
         "LIVE" => "live",
+        // A node is waited for also while the tip is followed.
+        "WAIT" if told.state.as_ref().is_some_and(|state| state.live.is_some()) => "live",
         "RESTORE" => "restore",
         _ => "replay",
     });

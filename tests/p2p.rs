@@ -161,7 +161,8 @@ fn the_nodes_chain_counts_against_a_heavier_one_in_the_files() {
     // The next blocks come from the node, which alone has them; the second while the first is loaded.
     chain.mine_empty(2);
     assert_eq!(node.cli(&["submitblock", &hex(&serialize(&chain.blocks()[106]))]), "");
-    let mut running = Running::run(&satgres, blocks_dir.path(), &["--peer", &address]);
+    let options = ["--peer", &address, "--live-sync-threshold", "0"];
+    let mut running = Running::run(&satgres, blocks_dir.path(), &options);
     running.wait_for("PROFILE: Entered P2P sync from start state: ", 1);
     assert_eq!(node.cli(&["submitblock", &hex(&serialize(&chain.blocks()[107]))]), "");
     let (status, output) = running.wait();

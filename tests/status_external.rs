@@ -95,7 +95,7 @@ fn the_users_own_database_is_told_of_while_it_serves_hangs_and_is_gone() {
     assert!(!satgres.data_dir().exists(), "to look changes nothing");
 
     let mut run = start(&satgres, &blocks_dir);
-    run.wait_for("all that the block files hold is queryable", 1);
+    run.wait_for("following the tip", 1);
     let live = status(&satgres, &["--check"]);
     assert_eq!((word(&live, "/phase/name"), word(&live, "/network")), ("LIVE", "regtest"));
     assert_eq!(live["heights"], json!({"files": 20, "loading": null, "loaded": 20, "attached": 20}));
@@ -179,13 +179,13 @@ fn a_run_outlives_the_restart_of_the_users_own_server() {
         .with("SATGRES_DATABASE_URL", server.url("alice", "chain"))
         .with("PGPASSWORD", "wonder land");
     let mut run = start(&satgres, &out);
-    run.wait_for("all that the block files hold is queryable", 1);
+    run.wait_for("following the tip", 1);
     server.stop();
     run.wait_for("trying again in 0.5 s", 1);
     let waiting = status(&satgres, &["--check"]);
     assert_eq!((word(&waiting, "/phase/name"), word(&waiting, "/server/state")), ("START", "down"));
     server.start_again();
-    run.wait_for("all that the block files hold is queryable", 2);
+    run.wait_for("following the tip", 2);
     let live = status(&satgres, &["--check"]);
     assert_eq!((word(&live, "/phase/name"), &live["is_ready"]), ("LIVE", &json!(true)));
     run.signal(libc::SIGTERM);

@@ -151,6 +151,7 @@ impl Lab {
     /// Returns what a replay of a chain is run with, as the service would on this machine.
     pub fn replay_options(&self, chain: &Chain, segment_bytes: u64) -> ReplayOptions {
         ReplayOptions {
+            kept_dir: None,
             blocks_dir: chain.dir.clone(),
             node: None,
             network: Network::Regtest,

@@ -196,6 +196,9 @@ pub(super) struct RunArgs {
     /// Refuse what does not seem to fit on the disk: on or off [default: on]
     #[arg(long, value_name = "SWITCH")]
     pub(super) disk_check: Option<String>,
+    /// Most blocks that are connected one by one; a larger gap is loaded in bulk [default: by measured rates]
+    #[arg(long, value_name = "BLOCKS")]
+    pub(super) live_sync_threshold: Option<String>,
     /// Who decides on PostgreSQL's settings: auto, as `satgres tune` shows them, or off [default: auto]
     #[arg(long, value_name = "WHO")]
     pub(super) tune: Option<String>,
@@ -305,6 +308,7 @@ pub(super) fn low_args(cli: &Cli) -> LowArgs {
         take("replay.pipeline_bytes", &args.pipeline_bytes);
         take("replay.utxo_cache_buckets", &args.utxo_cache_buckets);
         take("replay.disk_check", &args.disk_check);
+        take("live.sync_threshold_blocks", &args.live_sync_threshold);
         take("tune", &args.tune);
         take("store.witness", &args.store_witness);
         take("store.script_sig", &args.store_script_sig);

@@ -61,6 +61,7 @@ struct Replay {
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
 struct Live {
+    sync_threshold_blocks: Option<Scalar>,
     txnum_cache_buckets: Option<Scalar>,
     txnum_cache_bucket_size: Option<Scalar>,
 }
@@ -106,6 +107,7 @@ fn parse(text: &str, path: &Path) -> Result<BTreeMap<&'static str, (String, Orig
         ("replay.utxo_cache", replay.utxo_cache),
         ("replay.utxo_cache_buckets", replay.utxo_cache_buckets),
         ("replay.disk_check", replay.disk_check),
+        ("live.sync_threshold_blocks", live.sync_threshold_blocks),
         ("live.txnum_cache_buckets", live.txnum_cache_buckets),
         ("live.txnum_cache_bucket_size", live.txnum_cache_bucket_size),
         ("store.witness", store.witness),

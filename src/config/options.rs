@@ -107,6 +107,12 @@ pub const OPTIONS: &[OptionSpec] = &[
         "on refuses to load what does not seem to fit on the disk; off tries all the same.",
     ),
     option(
+        "live.sync_threshold_blocks",
+        "live-sync-threshold",
+        "\"auto\"",
+        "Most blocks that are connected one by one; a larger gap is loaded in bulk. auto goes by measured rates.",
+    ),
+    option(
         "live.txnum_cache_buckets",
         "txnum-cache-buckets",
         "10",

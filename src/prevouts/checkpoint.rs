@@ -54,7 +54,7 @@ impl Manifest {
     /// [`CoinFileError::System`].
     pub(super) fn write(&self, dir: &Path) -> Result<Kept, CoinFileError> {
         make_dir(dir)?;
-        let path = dir.join(format!("checkpoint-{:08}", self.height));
+        let path = path(dir, self.height);
         let temporary = dir.join("checkpoint.tmp");
         let mut writer = SealedWriter::create(&temporary, SEED)?;
         writer.write(&MAGIC)?;
@@ -115,6 +115,16 @@ impl Manifest {
     pub(super) fn run_ids(&self) -> Vec<u64> {
         std::iter::once(&self.cache).chain(&self.runs).map(|run| run.id).collect()
     }
+}
+
+/// Returns where the checkpoint of a height stands.
+pub(super) fn path(dir: &Path, height: u32) -> PathBuf {
+    dir.join(format!("checkpoint-{height:08}"))
+}
+
+/// Returns the height in the name of a checkpoint file.
+pub(super) fn height_of(path: &Path) -> Option<u32> {
+    path.file_name()?.to_str()?.strip_prefix("checkpoint-")?.parse().ok()
 }
 
 fn read_run(reader: &mut SealedReader) -> Result<Run, CoinFileError> {

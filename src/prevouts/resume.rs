@@ -110,6 +110,16 @@ impl UtxoSet {
     }
 }
 
+/// Returns the height of the newest checkpoint that is not above a height; whether it is whole and of the right block is
+/// found out when it is read.
+pub fn newest_checkpoint(options: &UtxoOptions, height: u32) -> Option<u32> {
+    checkpoint::files(&options.dir)
+        .iter()
+        .filter_map(|path| checkpoint::height_of(path))
+        .filter(|at| *at <= height)
+        .max()
+}
+
 /// Removes all checkpoints and runs of a directory.
 ///
 /// # Errors

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio_postgres::Client;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use super::ReplayError;
 use super::found::FoundBlocks;
@@ -29,18 +29,53 @@ const SETTLED_AFTER: Duration = Duration::from_secs(3);
 const TAKE_BACK_BLOCKS_MAX: u32 = 144;
 /// How often a wait is told.
 const TELL_EVERY: Duration = Duration::from_secs(60);
-/// How long nodes are asked once more when everything is loaded.
-const LAST_LOOK_MAX: Duration = Duration::from_secs(5);
 
 /// Why nothing is loaded yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Behind {
+pub(crate) enum Behind {
     /// The node says so.
     InitialDownload { height: u32 },
     /// Its chain has less work than what the database holds, and many blocks would be taken back.
     LessWork { height: u32, take_back_blocks: u32 },
     /// The same with few blocks: a block that the node refuses, or a node that is about to catch up.
     Unsettled { height: u32 },
+}
+
+/// What the nodes' tips come to.
+enum Judged {
+    /// No node has said anything that counts.
+    Nothing,
+    Behind(Behind),
+    Chain(ActiveChain),
+}
+
+/// What there is to follow.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// The database holds the active chain.
+    Same,
+    /// No node is connected.
+    Away,
+    /// The node is behind: nothing is taken back yet.
+    Behind(Behind),
+    /// Another chain is the active one.
+    Chain(Chain),
+}
+
+/// Since when the best chain has been what it is.
+#[derive(Debug, Default)]
+pub(crate) struct Settling(Option<(Hash32, Instant)>);
+
+impl Settling {
+    fn note(&mut self, tip: Hash32) -> Duration {
+        match self.0 {
+            Some((settling, since)) if settling == tip => since.elapsed(),
+            _ => {
+                self.0 = Some((tip, Instant::now()));
+                Duration::ZERO
+            }
+        }
+    }
 }
 
 impl FoundBlocks {
@@ -64,35 +99,88 @@ impl FoundBlocks {
         }
         drop(tree);
         let mut told = None;
-        let mut settling: Option<(Hash32, Instant)> = None;
+        let mut settling = Settling::default();
         loop {
             stop.or(self.ask_nodes(excluded, preferred)).await??;
             let tree = self.tree(client).await?;
-            let Some((chosen, active)) = self.best(&tree, excluded, preferred) else {
-                self.node.iter().try_for_each(|node| node.check_left())?;
-                continue;
-            };
-            let hash = tree.hash(chosen.index);
-            let since = match settling {
-                Some((settling, since)) if settling == hash => since,
-                _ => settling.insert((hash, Instant::now())).1,
-            };
-            let Some(behind) = behind(&tree, &active, &chosen, preferred, since.elapsed()) else {
-                if told.is_some() {
-                    profile.board().step(Step::Compare);
+            match self.judge(&tree, excluded, preferred, &mut settling) {
+                Judged::Nothing => self.node.iter().try_for_each(|node| node.check_left())?,
+                Judged::Chain(active) => {
+                    if told.is_some() {
+                        profile.board().step(Step::Compare);
+                    }
+                    let (files, active, node) = (self.files(), Arc::new(active), self.node.clone());
+                    return Ok(Chain { files, tree, active, node });
                 }
-                let (files, active, node) = (self.files(), Arc::new(active), self.node.clone());
-                return Ok(Chain { files, tree, active, node });
-            };
-            drop(tree);
-            if told.is_none_or(|(at, what): (Instant, Behind)| {
-                at.elapsed() > TELL_EVERY || std::mem::discriminant(&what) != std::mem::discriminant(&behind)
-            }) {
-                profile.board().step(Step::WaitForNode);
-                told = Some((Instant::now(), behind));
-                tell(behind);
+                Judged::Behind(behind) => {
+                    drop(tree);
+                    if told.is_none_or(|(at, what): (Instant, Behind)| {
+                        at.elapsed() > TELL_EVERY || !what.is_alike(&behind)
+                    }) {
+                        profile.board().step(Step::WaitForNode);
+                        told = Some((Instant::now(), behind));
+                        behind.tell();
+                    }
+                    stop.or(tokio::time::sleep(ASK_EVERY)).await?;
+                }
             }
-            stop.or(tokio::time::sleep(ASK_EVERY)).await?;
+        }
+    }
+
+    /// Chooses the chain while the tip is followed: waits for nobody. `is_all` asks the nodes that announced nothing, too.
+    ///
+    /// # Errors
+    /// No node is left; what the server says.
+    pub(crate) async fn choose_now(
+        &mut self,
+        client: &Client,
+        excluded: &HashSet<Hash32>,
+        tip: &Tip,
+        settling: &mut Settling,
+        is_all: bool,
+    ) -> Result<News, ReplayError> {
+        let tree = self.tree(client).await?;
+        let chain = |found: &FoundBlocks, tree: Arc<HeaderTree>, active: ActiveChain| {
+            let chain =
+                Chain { files: found.files(), tree, active: Arc::new(active), node: found.node.clone() };
+            let height = chain.active.tip_height();
+            if height == tip.height && chain.hash(height) == tip.hash {
+                News::Same
+            } else {
+                News::Chain(chain)
+            }
+        };
+        let Some(node) = self.node.clone() else {
+            let active = tree.active_chain(excluded, Some(&tip.hash));
+            return Ok(chain(self, tree, active));
+        };
+        let base = tree.find(&tip.hash).unwrap_or_else(|| tree.root());
+        drop(tree);
+        let known = std::mem::take(&mut self.tips);
+        self.tips = node.follow_headers(self.tree_mut(), base, &known, is_all).await?;
+        let tree = self.tree(client).await?;
+        Ok(match self.judge(&tree, excluded, Some(&tip.hash), settling) {
+            Judged::Nothing => News::Away,
+            // Another node, away for the moment, had that chain.
+            Judged::Behind(_) if node.is_vouched_from_afar(&tip.hash) => News::Same,
+            Judged::Behind(behind) => News::Behind(behind),
+            Judged::Chain(active) => chain(self, tree, active),
+        })
+    }
+
+    /// Looks at the tips of the nodes as they were told last.
+    fn judge(
+        &self,
+        tree: &HeaderTree,
+        excluded: &HashSet<Hash32>,
+        preferred: Option<&Hash32>,
+        settling: &mut Settling,
+    ) -> Judged {
+        let Some((chosen, active)) = self.best(tree, excluded, preferred) else { return Judged::Nothing };
+        let stands_for = settling.note(tree.hash(chosen.index));
+        match behind(tree, &active, &chosen, preferred, stands_for) {
+            Some(behind) => Judged::Behind(behind),
+            None => Judged::Chain(active),
         }
     }
 
@@ -145,17 +233,6 @@ impl FoundBlocks {
         }
         None
     }
-
-    /// Asks the nodes once more when everything is loaded: true if one has headers after its tip. The tree stays as it is:
-    /// whoever asks still holds it, and it would be copied.
-    pub(super) async fn has_node_grown(&self, tree: &HeaderTree) -> bool {
-        let Some(node) = &self.node else { return false };
-        let asked = tokio::time::timeout(LAST_LOOK_MAX, node.has_news(tree, &self.tips));
-        asked.await.unwrap_or_else(|_| {
-            debug!("the node did not answer in time; all that it had is loaded");
-            false
-        })
-    }
 }
 
 /// Returns why a chain is not to be followed yet.
@@ -181,18 +258,28 @@ fn behind(
     (stands_for < SETTLED_AFTER).then_some(Behind::Unsettled { height })
 }
 
-fn tell(behind: Behind) {
-    match behind {
-        Behind::InitialDownload { height } => {
-            info!(height, "waiting for the node: it is in initial download");
-        }
-        Behind::LessWork { height, take_back_blocks } => warn!(
-            height,
-            take_back_blocks,
-            "waiting for the node: its chain has less work than the database's, and nothing is taken back for that"
-        ),
-        Behind::Unsettled { height } => {
-            info!(height, "the node's chain has less work than the database's: waiting whether it goes on");
+impl Behind {
+    /// Whether the same was told before.
+    pub(crate) fn is_alike(&self, other: &Behind) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other)
+    }
+
+    pub(crate) fn tell(self) {
+        match self {
+            Behind::InitialDownload { height } => {
+                info!(height, "waiting for the node: it is in initial download");
+            }
+            Behind::LessWork { height, take_back_blocks } => warn!(
+                height,
+                take_back_blocks,
+                "waiting for the node: its chain has less work than the database's, and nothing is taken back for that"
+            ),
+            Behind::Unsettled { height } => {
+                info!(
+                    height,
+                    "the node's chain has less work than the database's: waiting whether it goes on"
+                );
+            }
         }
     }
 }

@@ -6,6 +6,7 @@
 //! only; it must never take a vanished block for one that was never there.
 
 use std::collections::HashSet;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,8 +16,10 @@ use tracing::{debug, info, warn};
 use super::reader::Chain;
 use super::{ReplayError, ReplayOptions, reconcile};
 use crate::chain::hash::Hash32;
+use crate::source::scan::scan_file;
+use crate::source::tree::{Grown, KeptScan};
 use crate::source::{
-    BlockFiles, HeaderTree, HeldBlock, Location, Node, NodeTip, ScannedHeaders, SourceError,
+    ActiveChain, BlockFiles, HeaderTree, HeldBlock, Location, Node, NodeTip, ScannedHeaders, SourceError,
 };
 
 /// Pauses before a block that has moved is looked for again.
@@ -28,10 +31,10 @@ const PAUSES: [Duration; 6] = [
     Duration::from_secs(2),
     Duration::from_secs(4),
 ];
-/// How often blocks that came while others were loaded are loaded too, before `run` says that it is synced.
-const TAIL_LOOKS_MAX: usize = 5;
 /// How often a scan begins again because a file vanished under it.
 const SCANS_MAX: usize = 5;
+/// How many files may be scanned at every start before the scan is kept anew.
+const UNKEPT_FILES_MAX: usize = 8;
 
 /// The blocks of a directory, by their headers.
 #[derive(Debug)]
@@ -41,12 +44,17 @@ pub struct FoundBlocks {
     threads: usize,
     /// The nodes, and the tips of their chains when they were last asked.
     pub(super) node: Option<Arc<Node>>,
-    pub(super) tips: Vec<NodeTip>,
+    pub(crate) tips: Vec<NodeTip>,
     /// Whether a load of them has begun in this process.
     pub(super) is_entered: bool,
+    /// Where a scan is kept for the next start; `None`: nowhere.
+    kept_dir: Option<PathBuf>,
+    /// Whether the files were listed; otherwise the tree is made of what the database and the nodes have.
+    is_listed: bool,
+    /// Files that were scanned since a scan was kept.
+    unkept_files: usize,
     /// Height of the block that was looked for last, and how often.
     sought: (u32, usize),
-    tail_looks: usize,
 }
 
 #[derive(Debug)]
@@ -60,6 +68,9 @@ enum Headers {
 /// Files and their tree, as they were looked at later.
 type Seen = (Arc<BlockFiles>, Arc<HeaderTree>);
 
+/// What one scan gives: the files, their headers, and how many files it had to read.
+type Scanned = (BlockFiles, ScannedHeaders, usize);
+
 /// Scans the headers of all block files; the database is not needed, so that wrong files are told before anything is
 /// made.
 ///
@@ -68,16 +79,18 @@ type Seen = (Arc<BlockFiles>, Arc<HeaderTree>);
 pub async fn scan(options: &ReplayOptions) -> Result<FoundBlocks, ReplayError> {
     let start = Instant::now();
     let (directory, network, threads) = (options.blocks_dir.clone(), options.network, options.threads);
+    let kept_dir = options.kept_dir.clone();
     let node = options.node.as_ref().map(|node| Arc::new(Node::start(network, node)));
     let has_node = node.is_some();
-    let (files, headers) = blocking(move || {
+    let (files, headers, read_files) = blocking(move || {
+        let scan = || scan_once(&directory, network, threads, has_node, kept_dir.as_deref());
         for _ in 1..SCANS_MAX {
-            match scan_once(&directory, network, threads, has_node) {
+            match scan() {
                 Err(error) if error.is_gone() => debug!(%error, "a file vanished while it was scanned"),
                 other => return other,
             }
         }
-        scan_once(&directory, network, threads, has_node)
+        scan()
     })
     .await?;
     if let Some(node) = &node {
@@ -86,36 +99,44 @@ pub async fn scan(options: &ReplayOptions) -> Result<FoundBlocks, ReplayError> {
     info!(
         headers = headers.len(),
         files = files.paths().len(),
+        read_files,
         seconds = start.elapsed().as_secs_f64(),
         "scanned the headers of {}",
         files.directory().display()
     );
-    Ok(FoundBlocks {
-        files: Arc::new(files),
-        headers: Headers::Scanned(Box::new(headers)),
-        threads,
-        node,
-        tips: Vec::new(),
-        is_entered: false,
-        sought: (0, 0),
-        tail_looks: 0,
-    })
+    let found = FoundBlocks::new(options, files, headers, node);
+    Ok(FoundBlocks { is_listed: true, unkept_files: read_files, ..found })
+}
+
+/// Begins without the block files, where nodes can give what the database lacks: they are scanned before the first bulk
+/// load. Nobody is waited for.
+///
+/// # Panics
+/// If there is no node.
+pub fn without_files(options: &ReplayOptions) -> FoundBlocks {
+    let node = options.node.as_ref().expect("a node has the blocks");
+    let node = Arc::new(Node::start(options.network, node));
+    let files = BlockFiles::none(&options.blocks_dir, options.network);
+    FoundBlocks::new(options, files, ScannedHeaders::none(options.network), Some(node))
 }
 
 fn scan_once(
-    directory: &std::path::Path,
+    directory: &Path,
     network: crate::network::Network,
     threads: usize,
     has_node: bool,
-) -> Result<(BlockFiles, ScannedHeaders), SourceError> {
+    kept_dir: Option<&Path>,
+) -> Result<Scanned, SourceError> {
     let files = open_files(directory, network, has_node)?;
-    let headers = HeaderTree::scan(&files, threads)?;
-    Ok((files, headers))
+    let kept = kept_dir.map(|dir| KeptScan::read(dir, &files)).unwrap_or_default();
+    let read_files = kept.misses(&files);
+    let headers = HeaderTree::scan_with(&files, kept, threads)?;
+    Ok((files, headers, read_files))
 }
 
 /// Lists the files; where a node has the blocks there need be none.
 fn open_files(
-    directory: &std::path::Path,
+    directory: &Path,
     network: crate::network::Network,
     has_node: bool,
 ) -> Result<BlockFiles, SourceError> {
@@ -131,6 +152,26 @@ fn open_files(
 }
 
 impl FoundBlocks {
+    fn new(
+        options: &ReplayOptions,
+        files: BlockFiles,
+        headers: ScannedHeaders,
+        node: Option<Arc<Node>>,
+    ) -> FoundBlocks {
+        FoundBlocks {
+            files: Arc::new(files),
+            headers: Headers::Scanned(Box::new(headers)),
+            threads: options.threads,
+            node,
+            tips: Vec::new(),
+            is_entered: false,
+            kept_dir: options.kept_dir.clone(),
+            is_listed: false,
+            unkept_files: 0,
+            sought: (0, 0),
+        }
+    }
+
     /// Returns the block files.
     pub fn files(&self) -> Arc<BlockFiles> {
         Arc::clone(&self.files)
@@ -164,7 +205,126 @@ impl FoundBlocks {
         };
         let tree = Arc::new(link(*headers, &self.files, &held, self.node.is_some())?);
         self.headers = Headers::Linked(Arc::clone(&tree));
+        self.keep(&tree).await?;
         Ok(tree)
+    }
+
+    /// Keeps the scan for the next start, where that saves enough.
+    async fn keep(&mut self, tree: &Arc<HeaderTree>) -> Result<(), ReplayError> {
+        if self.unkept_files < UNKEPT_FILES_MAX.min(self.files.paths().len()) || !self.is_listed {
+            return Ok(());
+        }
+        self.unkept_files = 0;
+        let Some(dir) = self.kept_dir.clone() else { return Ok(()) };
+        let (files, tree) = (self.files(), Arc::clone(tree));
+        let kept = blocking(move || Ok(tree.keep(&dir, &files))).await?;
+        if let Err(error) = kept {
+            warn!(%error, "the scan of the block files could not be kept: the next start scans them again");
+        }
+        Ok(())
+    }
+
+    /// Scans the files if that was left for later.
+    ///
+    /// # Errors
+    /// As [`scan`], and what the server says.
+    pub(super) async fn list_files(&mut self, client: &Client) -> Result<(), ReplayError> {
+        self.tree(client).await?;
+        if self.is_listed {
+            return Ok(());
+        }
+        let began = Instant::now();
+        if let Some((files, tree)) = self.look(client).await? {
+            self.set(files, tree);
+        }
+        self.is_listed = true;
+        let tree = self.tree(client).await?;
+        self.keep(&tree).await?;
+        let (files, seconds) = (self.files.paths().len(), began.elapsed().as_secs_f64());
+        info!(
+            headers = tree.len(),
+            files,
+            seconds,
+            "scanned the headers of {}",
+            self.files.directory().display()
+        );
+        Ok(())
+    }
+
+    /// Looks whether a node has appended to the last files, at the cost of three looks at the file system; takes in what
+    /// has come. True: there are other blocks than before.
+    ///
+    /// # Errors
+    /// Files that cannot be read; what the server says.
+    pub async fn glance(&mut self, client: &Client) -> Result<bool, ReplayError> {
+        self.tree(client).await?;
+        let before = self.files();
+        let (has_node, looked) = (self.node.is_some(), Arc::clone(&before));
+        let now = blocking(move || {
+            if looked.is_tail_same()? {
+                return Ok(None);
+            }
+            open_files(looked.directory(), looked.network(), has_node).map(Some)
+        });
+        let Some(now) = now.await? else { return Ok(false) };
+        let is_appended = now.paths().starts_with(before.paths());
+        let changed: Vec<u32> = (0..now.paths().len() as u32)
+            .zip(before.unchanged(&now))
+            .filter_map(|(file, unchanged)| {
+                (unchanged != Some(file) || !now.is_settled(file)).then_some(file)
+            })
+            .collect();
+        let now = Arc::new(now);
+        if is_appended && changed.len() <= UNKEPT_FILES_MAX {
+            let scanned = Arc::clone(&now);
+            let scans = blocking(move || {
+                let scan = |&file: &u32| Ok((file, scan_file(&scanned.open_file(file)?, scanned.network())?));
+                changed.iter().map(scan).collect::<Result<Vec<_>, SourceError>>()
+            });
+            let (mut is_more, mut is_rewritten) = (false, false);
+            for (file, scan) in scans.await? {
+                match self.tree_mut().grow(file, now.paths().len(), scan) {
+                    Grown::Same => {}
+                    Grown::More => is_more = true,
+                    Grown::Rewritten => is_rewritten = true,
+                }
+            }
+            if !is_rewritten {
+                self.unkept_files += now.paths().len() - before.paths().len();
+                self.files = now;
+                let tree = self.tree(client).await?;
+                self.keep(&tree).await?;
+                return Ok(is_more);
+            }
+        }
+        let Some((files, tree)) = self.look(client).await? else { return Ok(false) };
+        info!("the block files were rewritten: looked at all of them again");
+        self.set(files, tree);
+        Ok(true)
+    }
+
+    /// Returns the tree, once it is linked.
+    pub(crate) fn linked(&self) -> Option<&HeaderTree> {
+        match &self.headers {
+            Headers::Linked(tree) => Some(tree),
+            _ => None,
+        }
+    }
+
+    /// Returns the nodes.
+    pub(crate) fn node(&self) -> Option<Arc<Node>> {
+        self.node.clone()
+    }
+
+    /// After a reorg: a block that only the database held is in no one's hands once it is disconnected.
+    pub(crate) fn forget_disconnected(&mut self, active: &ActiveChain) {
+        self.tree_mut().forget_held(active);
+    }
+
+    /// A bulk load begins anew in this process: it is told as the first one was.
+    pub(crate) fn begin_again(&mut self) {
+        self.is_entered = false;
+        self.node.iter().for_each(|node| node.begin_again());
     }
 
     /// Returns the linked tree, to add a node's headers to.
@@ -180,13 +340,13 @@ impl FoundBlocks {
     }
 
     /// Whether a node is left that was not dropped.
-    pub(super) fn has_nodes_left(&self) -> bool {
+    pub(crate) fn has_nodes_left(&self) -> bool {
         self.node.as_ref().is_some_and(|node| node.check_left().is_ok())
     }
 
     /// Returns for each node how far its chain is that one, and how far it goes: its number, the last height that both
     /// share, and the height of its tip.
-    pub(super) fn shares(&self, chain: &Chain) -> Vec<(usize, u32, u32)> {
+    pub(crate) fn shares(&self, chain: &Chain) -> Vec<(usize, u32, u32)> {
         let share = |tip: &NodeTip| {
             (tip.peer, chain.tree.shared_height(&chain.active, tip.index), chain.tree.height(tip.index))
         };
@@ -234,34 +394,6 @@ impl FoundBlocks {
         missing.map_or(Ok(false), Err)
     }
 
-    /// Looks at the files once more when all that they held is loaded. True: they hold something else now, so choose the
-    /// chain again. After some times it is enough: the next start loads what came later.
-    ///
-    /// # Errors
-    /// What the server says.
-    pub async fn has_grown(&mut self, client: &Client) -> Result<bool, ReplayError> {
-        if self.tail_looks == TAIL_LOOKS_MAX {
-            return Ok(false);
-        }
-        self.tail_looks += 1;
-        match self.look(client).await {
-            Ok(None) => {
-                let tree = self.tree(client).await?;
-                Ok(self.has_node_grown(&tree).await)
-            }
-            Ok(Some((files, tree))) => {
-                self.set(files, tree);
-                Ok(true)
-            }
-            // All that was there is loaded.
-            Err(ReplayError::Source(error)) => {
-                warn!(%error, "the block files could not be looked at again; all that they held is loaded");
-                Ok(false)
-            }
-            Err(error) => Err(error),
-        }
-    }
-
     fn set(&mut self, files: Arc<BlockFiles>, tree: Arc<HeaderTree>) {
         if let Headers::Linked(older) = &self.headers {
             for tip in &mut self.tips {
@@ -277,6 +409,7 @@ impl FoundBlocks {
         let Headers::Linked(tree) = &self.headers else { return Ok(None) };
         let (before, tree, threads) = (self.files(), Arc::clone(tree), self.threads);
         let (older, has_node) = (Arc::clone(&tree), self.node.is_some());
+        let kept_dir = self.kept_dir.clone().filter(|_| !self.is_listed);
         let scanned = blocking(move || {
             let now = open_files(before.directory(), before.network(), has_node)?;
             let is_same = now.paths().len() == before.paths().len()
@@ -284,7 +417,9 @@ impl FoundBlocks {
             if is_same {
                 return Ok(None);
             }
-            let headers = tree.scan_again(&before, &now, threads)?;
+            // Of files that were never listed an earlier run may know something.
+            let kept = kept_dir.map(|dir| KeptScan::read(&dir, &now)).unwrap_or_default();
+            let headers = tree.scan_again(&before, &now, kept, threads)?;
             Ok(Some((now, headers)))
         });
         let Some((now, headers)) = scanned.await? else { return Ok(None) };

@@ -129,12 +129,13 @@ pub struct Chain {
 struct NotInFiles {
     tree: Arc<HeaderTree>,
     active: Arc<ActiveChain>,
+    height_last: u32,
 }
 
 impl Wishes for NotInFiles {
     fn next_from(&self, height: u32) -> Option<(u32, Hash32)> {
         let is_wished = |index| self.tree.locations(index).next().is_some_and(is_sent);
-        (height..=self.active.tip_height()).find_map(|height| {
+        (height..=self.height_last).find_map(|height| {
             let index = self.active.at(height).filter(|&index| is_wished(index))?;
             Some((height, self.tree.hash(index)))
         })
@@ -182,7 +183,13 @@ impl Chain {
 
     /// Returns what must come from the nodes.
     pub fn wishes(&self) -> Arc<dyn Wishes> {
-        Arc::new(NotInFiles { tree: Arc::clone(&self.tree), active: Arc::clone(&self.active) })
+        self.wishes_to(self.active.tip_height())
+    }
+
+    /// Returns what must come from the nodes up to a height.
+    pub fn wishes_to(&self, height_last: u32) -> Arc<dyn Wishes> {
+        let (tree, active) = (Arc::clone(&self.tree), Arc::clone(&self.active));
+        Arc::new(NotInFiles { tree, active, height_last })
     }
 
     /// Returns whether a damaged block is the last record of the last file and its end is blank: the node is still

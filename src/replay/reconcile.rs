@@ -5,8 +5,12 @@
 //! and loaded again: O(segments), whatever the depth.
 
 use std::collections::HashSet;
+use std::pin::pin;
 use std::time::Instant;
 
+use futures_util::TryStreamExt as _;
+use tokio_postgres::binary_copy::BinaryCopyOutStream;
+use tokio_postgres::types::Type;
 use tokio_postgres::{Client, GenericClient};
 use tracing::{debug, info, warn};
 
@@ -80,13 +84,19 @@ pub async fn held_blocks(client: &Client) -> Result<Vec<HeldBlock>, ReplayError>
     let (mut prev_hash, mut chainwork_before) = ([0; 32], 0);
     for table in tables {
         let statement = format!(
-            "select hash, substr(chainwork, 17), extract(epoch from time)::int8, bits from {table} order by height"
+            "copy (select hash, chainwork, extract(epoch from time)::int8, bits from {table} order by height) \
+             to stdout (format binary)"
         );
-        for row in client.query(&statement, &[]).await.map_err(server("reading the blocks that are held"))? {
-            let hash = hash_of(&row, 0);
-            let chainwork = row.get::<_, &[u8]>(1).try_into().map_or(0, u128::from_be_bytes);
+        let what = server("reading the blocks that are held");
+        let stream = client.copy_out(&statement).await.map_err(&what)?;
+        let types = [Type::BYTEA, Type::BYTEA, Type::INT8, Type::INT8];
+        let mut rows = pin!(BinaryCopyOutStream::new(stream, &types));
+        while let Some(row) = rows.try_next().await.map_err(&what)? {
+            let hash: Hash32 = row.get::<&[u8]>(0).try_into().expect("hash columns hold 32 bytes");
+            let chainwork = row.get::<&[u8]>(1).get(16..).and_then(|low| low.try_into().ok());
+            let chainwork = chainwork.map_or(0, u128::from_be_bytes);
             let work = chainwork.saturating_sub(chainwork_before);
-            let (time, bits) = (row.get::<_, i64>(2) as u32, row.get::<_, i64>(3) as u32);
+            let (time, bits) = (row.get::<i64>(2) as u32, row.get::<i64>(3) as u32);
             held.push(HeldBlock { hash, prev_hash, work, time, bits });
             (prev_hash, chainwork_before) = (hash, chainwork);
         }

@@ -9,6 +9,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::retry;
 use crate::network::Network;
@@ -16,6 +17,10 @@ use crate::network::Network;
 /// Bytes before the block in a record: magic and length.
 pub const RECORD_HEAD_BYTES: u64 = 8;
 const XOR_KEY_BYTES: usize = 8;
+/// How long after its last write a file's times tell of another one.
+const SETTLED_SECONDS: i64 = 2;
+/// How many of the last files a node may be writing.
+const TAIL_FILES: usize = 2;
 
 /// What went wrong with the block files.
 #[derive(Debug, thiserror::Error)]
@@ -149,18 +154,53 @@ impl Location {
 }
 
 /// What tells that a file has been written to, cut or replaced since.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
+#[derive(Clone, Copy, Debug, Eq)]
+pub(super) struct Stamp {
     device: u64,
     inode: u64,
     len: u64,
     /// Seconds and nanoseconds.
     written: (i64, i64),
+    /// When it was looked at, seconds since 1970.
+    looked_at: i64,
+}
+
+/// Whether two looks saw the same file; when they were does not matter.
+impl PartialEq for Stamp {
+    fn eq(&self, other: &Stamp) -> bool {
+        (self.device, self.inode, self.len, self.written)
+            == (other.device, other.inode, other.len, other.written)
+    }
 }
 
 impl Stamp {
+    /// Bytes of [`Stamp::to_bytes`].
+    pub(super) const BYTES: usize = 40;
+
+    /// Returns whether another write would change the time of the last one: a file system's clock ticks.
+    pub(super) fn is_settled(&self) -> bool {
+        self.looked_at > self.written.0 + SETTLED_SECONDS
+    }
+
+    pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        let words = [self.device, self.inode, self.len, self.written.0 as u64, self.written.1 as u64];
+        for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8; Self::BYTES]) -> Stamp {
+        let word = |at: usize| u64::from_le_bytes(bytes[at * 8..at * 8 + 8].try_into().expect("8 bytes"));
+        let written = (word(3) as i64, word(4) as i64);
+        Stamp { device: word(0), inode: word(1), len: word(2), written, looked_at: i64::MAX }
+    }
+
     /// Looks at a file; `None` where it is not there.
     fn of(path: &Path) -> Result<Option<Stamp>, SourceError> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let looked_at = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
         let found = retry::read(path, 0, || match fs::metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             found => found.map(Some),
@@ -170,6 +210,7 @@ impl Stamp {
             inode: found.ino(),
             len: found.len(),
             written: (found.mtime(), found.mtime_nsec()),
+            looked_at,
         }))
     }
 }
@@ -242,6 +283,38 @@ impl BlockFiles {
     /// Returns the files, in the order of their numbers.
     pub fn paths(&self) -> &[PathBuf] {
         &self.paths
+    }
+
+    /// Returns what tells whether a file is still the same, of each.
+    pub(super) fn stamps(&self) -> &[Stamp] {
+        &self.stamps
+    }
+
+    /// Returns whether another write to a file would be noticed.
+    pub fn is_settled(&self, file: u32) -> bool {
+        self.stamps[file as usize].is_settled()
+    }
+
+    /// Returns the key that all bytes are xored with, if there is one.
+    pub(super) fn xor_key(&self) -> Option<[u8; XOR_KEY_BYTES]> {
+        self.xor_key
+    }
+
+    /// Returns whether the last files are as they were and no further one has come: three looks, however many files there
+    /// are. One that was being written when it was listed counts as changed.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn is_tail_same(&self) -> Result<bool, SourceError> {
+        let tail = self.paths.len().saturating_sub(TAIL_FILES);
+        for (path, stamp) in self.paths.iter().zip(&self.stamps).skip(tail) {
+            if !stamp.is_settled() || Stamp::of(path)?.as_ref() != Some(stamp) {
+                return Ok(false);
+            }
+        }
+        let last = self.paths.last().and_then(|path| file_number(path.file_name()?.to_str()?));
+        let next = last.map_or(0, |number| number + 1);
+        Ok(Stamp::of(&self.directory.join(format!("blk{next:05}.dat")))?.is_none())
     }
 
     /// Returns the network whose blocks are looked for.

@@ -121,6 +121,8 @@ struct Inner {
     changed: Condvar,
     /// For tasks.
     wake: watch::Sender<()>,
+    /// Counts what the nodes have announced.
+    news: watch::Sender<u64>,
 }
 
 #[derive(Debug)]
@@ -149,6 +151,8 @@ struct Peer {
     delivered: u64,
     /// Tip of its active chain, once it was asked.
     tip: Option<Hash32>,
+    /// It has connected, or announced something, since it was asked.
+    has_news: bool,
     /// Heights of the chosen chain that it serves.
     serves: Option<RangeInclusive<u32>>,
 }
@@ -174,6 +178,7 @@ impl Node {
             shared: Mutex::new(Shared { peers, fetch }),
             changed: Condvar::new(),
             wake: watch::Sender::new(()),
+            news: watch::Sender::new(0),
         });
         let mut sessions = JoinSet::new();
         for peer in 0..options.addresses.len() {
@@ -255,6 +260,22 @@ impl Node {
         drop(shared);
         self.inner.wake.send_replace(());
         Ok(())
+    }
+
+    /// Tells of every block that a node announces, and of every node that comes or goes.
+    pub fn news(&self) -> watch::Receiver<u64> {
+        self.inner.news.subscribe()
+    }
+
+    /// Bounds what has arrived and what is on its way by another size, bytes.
+    pub fn set_window(&self, window_bytes: u64) {
+        self.inner.lock().fetch.set_window(window_bytes.max(WINDOW_BYTES_MIN));
+    }
+
+    /// Another bulk load begins in this process.
+    pub fn begin_again(&self) {
+        self.is_bulk.store(false, Ordering::Relaxed);
+        self.is_told.store(false, Ordering::Relaxed);
     }
 
     /// Asks for nothing more and forgets what has arrived.
@@ -422,9 +443,20 @@ impl Inner {
         let state = &mut shared.peers[peer];
         state.commands = Some(commands);
         state.services = greeting.services.to_u64();
-        (state.was_reached, state.was_tried) = (true, true);
+        (state.was_reached, state.was_tried, state.has_news) = (true, true, true);
         drop(shared);
         self.tell();
+        self.tell_news();
+    }
+
+    /// A node has announced a block.
+    fn announced(&self, peer: usize) {
+        self.lock().peers[peer].has_news = true;
+        self.tell_news();
+    }
+
+    fn tell_news(&self) {
+        self.news.send_modify(|count| *count = count.wrapping_add(1));
     }
 
     /// A session has ended; returns whether the peer owed something.
@@ -435,6 +467,7 @@ impl Inner {
         shared.fetch.release(peer);
         drop(shared);
         self.tell();
+        self.tell_news();
         owed
     }
 
@@ -506,5 +539,6 @@ impl Inner {
 
     fn set_initial_download(&self, peer: usize, is_in_initial_download: bool) {
         self.lock().peers[peer].is_in_initial_download = is_in_initial_download;
+        self.announced(peer);
     }
 }

@@ -4,13 +4,17 @@
 //! there, which is the order in which the node saw them: equal work goes to the first.
 
 mod again;
+mod grow;
 mod headers;
+mod kept;
 
 use std::collections::{HashMap, HashSet};
 
 use hashbrown::HashTable;
 
+pub use self::grow::Grown;
 pub use self::headers::HeaderFault;
+pub use self::kept::KeptScan;
 use super::blk::{BlockFiles, Location, SourceError};
 use super::scan::{FileScan, Record, Trust, scan_file};
 use crate::chain::hash::{Hash32, sha256d};
@@ -162,6 +166,22 @@ impl HeaderTree {
     /// Files that cannot be read, of another network, or without a block: stop and tell the user.
     pub fn scan(files: &BlockFiles, threads: usize) -> Result<ScannedHeaders, SourceError> {
         HeaderTree::gather(files, threads, |_| None)
+    }
+
+    /// The same with what an earlier run kept of files that are still the same.
+    ///
+    /// # Errors
+    /// As [`HeaderTree::scan`].
+    pub fn scan_with(
+        files: &BlockFiles,
+        kept: KeptScan,
+        threads: usize,
+    ) -> Result<ScannedHeaders, SourceError> {
+        let kept = std::sync::Mutex::new(kept);
+        HeaderTree::gather(files, threads, |file| {
+            let mut kept = kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            kept.take(&files.paths()[file as usize], &files.stamps()[file as usize])
+        })
     }
 
     /// Scans those files of which `known` does not give what they hold. No files, where a node has the blocks, hold none.

@@ -13,7 +13,7 @@ use std::{
 
 use tracing::warn;
 
-use super::state::{Ended, FORMAT, FilesTip, PlanFigures, State, Step, now};
+use super::state::{Ended, FORMAT, FilesTip, LiveFigures, PlanFigures, State, Step, now};
 use crate::{
     chain::hash::reversed_hex,
     error::Error,
@@ -70,6 +70,7 @@ impl Board {
             height_attached: None,
             segments_planned: None,
             load: None,
+            live: None,
             utxo_cache: None,
             plans: plans.iter().map(|plan| figures(plan)).collect(),
         };
@@ -128,6 +129,20 @@ impl Board {
     /// Readers see the chain up to a height.
     pub fn attached(&self, height: u32) {
         self.change(|state| state.height_attached = Some(height));
+    }
+
+    /// The tip that is followed, with the blocks and reorgs since the last call, and who confirmed it, where that has changed.
+    pub fn live(&self, figures: &LiveFigures, is_confirmed_by_node: Option<bool>) {
+        self.change(|state| {
+            let before = state.live.take().unwrap_or_default();
+            let (blocks, reorgs) = (before.blocks + figures.blocks, before.reorgs + figures.reorgs);
+            state.live = Some(LiveFigures { blocks, reorgs, ..figures.clone() });
+            state.height_attached = Some(figures.height);
+            if let Some(is_confirmed) = is_confirmed_by_node {
+                state.is_confirmed_by_node = is_confirmed;
+                state.files_tip = Some(FilesTip { height: figures.height, hash: figures.hash.clone() });
+            }
+        });
     }
 
     /// Says the last word; an `Ok` that nobody asked for (`until_synced`) is the end by a signal.

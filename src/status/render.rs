@@ -18,6 +18,7 @@ pub fn render(report: &Report) -> String {
     lines.push(("server", server(report)));
     lines.extend(blocks(report).map(|text| ("blocks", text)));
     lines.extend(tip(report).map(|text| ("tip", text)));
+    lines.extend(live(report).map(|text| ("live", text)));
     lines.extend(refused(report).map(|text| ("refused", text)));
     lines.extend(left(report).map(|text| ("left", text)));
     lines.extend(rates(report).map(|text| ("rates", text)));
@@ -125,6 +126,20 @@ fn tip(report: &Report) -> Option<String> {
     let confirmed =
         if tip.is_confirmed_by_node { "confirmed by a node" } else { "no node has confirmed the tip" };
     Some(format!("{}{of} {hash}; {confirmed}", count(tip.height.into())))
+}
+
+fn live(report: &Report) -> Option<String> {
+    let live = report.live.as_ref()?;
+    let node = match (live.is_node_connected, live.lag_blocks) {
+        (Some(false), _) => "; no node is connected".to_owned(),
+        (_, Some(0)) => "; the node has no more".to_owned(),
+        (_, Some(lag)) => format!("; {} behind the node", counted(lag.into(), "block")),
+        (_, None) => String::new(),
+    };
+    let age = ago(live.block_age_seconds);
+    let connected = counted(live.connected_blocks, "block");
+    let reorgs = if live.reorgs > 0 { format!(", {}", counted(live.reorgs, "reorg")) } else { String::new() };
+    Some(format!("the tip's time was {age}{node}; {connected} connected since the start{reorgs}"))
 }
 
 fn refused(report: &Report) -> Option<String> {

@@ -10,6 +10,7 @@ use super::{
     database::{Constraints, InvalidBlock, Reorg},
     disk::Disk,
     server::ServerReport,
+    state::LiveFigures,
 };
 use crate::{pg::builds::Builds, prevouts::UtxoGauges, replay::progress::LoadFigures};
 
@@ -27,6 +28,7 @@ pub struct Report {
     pub server: ServerReport,
     pub heights: Heights,
     pub tip: Option<TipReport>,
+    pub live: Option<LiveReport>,
     pub invalid_blocks: Option<InvalidBlocks>,
     pub load: Option<LoadReport>,
     pub eta: Eta,
@@ -92,6 +94,22 @@ pub struct TipReport {
     pub hash: Option<String>,
     pub source: &'static str,
     pub is_confirmed_by_node: bool,
+}
+
+/// The tip as it is followed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[allow(missing_docs, reason = "docs/status.md tells every key, and a test compares the two")]
+pub struct LiveReport {
+    pub height: u32,
+    pub hash: String,
+    pub block_timestamp_seconds: u32,
+    pub block_age_seconds: f64,
+    pub node_height: Option<u32>,
+    pub lag_blocks: Option<u32>,
+    pub is_node_connected: Option<bool>,
+    pub connected_blocks: u64,
+    pub reorgs: u64,
+    pub connect_seconds: f64,
 }
 
 /// Blocks that were refused.
@@ -184,6 +202,23 @@ pub struct Memory {
     pub plan_service_bytes: Option<u64>,
     pub plan_server_bytes: Option<u64>,
     pub plan_total_bytes: Option<u64>,
+}
+
+impl LiveReport {
+    pub(super) fn new(live: &LiveFigures, at: f64) -> LiveReport {
+        LiveReport {
+            height: live.height,
+            hash: live.hash.clone(),
+            block_timestamp_seconds: live.block_timestamp_seconds,
+            block_age_seconds: super::between(f64::from(live.block_timestamp_seconds), at),
+            node_height: live.node_height,
+            lag_blocks: live.node_height.map(|node| node.saturating_sub(live.height)),
+            is_node_connected: live.is_node_connected,
+            connected_blocks: live.blocks,
+            reorgs: live.reorgs,
+            connect_seconds: live.connect_seconds,
+        }
+    }
 }
 
 impl LoadReport {

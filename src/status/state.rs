@@ -82,7 +82,7 @@ impl Step {
             Step::EnterLive => "giving PostgreSQL its settings for LIVE",
             Step::WaitForServer => "waiting for PostgreSQL, then trying again",
             Step::WaitForNode => "waiting for the node, which is behind",
-            Step::Live => "all that the block files hold is queryable",
+            Step::Live => "following the tip: all that is known of the chain is queryable",
         }
     }
 }
@@ -126,10 +126,34 @@ pub(super) struct State {
     pub segments_planned: Option<u64>,
     /// The running load.
     pub load: Option<LoadFigures>,
+    /// The tip as it is followed.
+    #[serde(default)]
+    pub live: Option<LiveFigures>,
     /// The UTXO set, while it is in memory.
     pub utxo_cache: Option<UtxoGauges>,
     /// The memory plans.
     pub plans: Vec<PlanFigures>,
+}
+
+/// What is known of the tip while it is followed.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct LiveFigures {
+    /// Its height.
+    pub height: u32,
+    /// Its hash, as people know it.
+    pub hash: String,
+    /// Time in its header, seconds since 1970.
+    pub block_timestamp_seconds: u32,
+    /// Height of the best node's tip, when it was last asked.
+    pub node_height: Option<u32>,
+    /// Whether a node is connected; absent where the files alone are followed.
+    pub is_node_connected: Option<bool>,
+    /// Blocks connected one by one since the service began.
+    pub blocks: u64,
+    /// Reorgs among that.
+    pub reorgs: u64,
+    /// How long the last block, or the last reorg, took, seconds.
+    pub connect_seconds: f64,
 }
 
 /// How a service ended.

@@ -44,6 +44,16 @@ const KEYS: &[&str] = &[
     "last_reorg.new_tip_hash",
     "last_reorg.old_tip_hash",
     "last_reorg.took_seconds",
+    "live.block_age_seconds",
+    "live.block_timestamp_seconds",
+    "live.connect_seconds",
+    "live.connected_blocks",
+    "live.hash",
+    "live.height",
+    "live.is_node_connected",
+    "live.lag_blocks",
+    "live.node_height",
+    "live.reorgs",
     "load.blocks",
     "load.blocks_per_second",
     "load.bytes_per_second",
@@ -149,6 +159,18 @@ fn report() -> Report {
             hash: Some("00000000000000000001".to_owned()),
             source: "database",
             is_confirmed_by_node: false,
+        }),
+        live: Some(LiveReport {
+            height: 239_999,
+            hash: "00".repeat(32),
+            block_timestamp_seconds: 1_799_999_400,
+            block_age_seconds: 600.0,
+            node_height: Some(240_001),
+            lag_blocks: Some(2),
+            is_node_connected: Some(true),
+            connected_blocks: 144,
+            reorgs: 1,
+            connect_seconds: 0.25,
         }),
         invalid_blocks: Some(InvalidBlocks {
             count: 1,
@@ -264,6 +286,7 @@ phase       REINDEX: loading blocks, for 5h 0m
 server      PostgreSQL 15.18 is up, process 4712, for 5h 1m
 blocks      readers see up to 480,000, loaded up to 519,000, loading 554,321, the files reach 900,000
 tip         480,000 00000000000000000001; no node has confirmed the tip
+live        the tip's time was 10m 0s ago; 2 blocks behind the node; 144 blocks connected since the start, 1 reorg
 refused     1 block, the lowest at height 500,001 (…0123456789abcdef): its coinbase pays too much
 left        13h 0m to load, then about 2h 1m for indexes
 rates       20,123 tx/s, 123,456 rows/s, 10.6 MB/s; 180 GiB of 640 GiB of blocks
@@ -348,6 +371,7 @@ fn state(phase: &str) -> State {
         height_attached: Some(199),
         segments_planned: Some(5),
         load: (phase == "REINDEX").then_some(load),
+        live: None,
         utxo_cache: None,
         plans: vec![PlanFigures {
             phase: "restore".to_owned(),

@@ -145,9 +145,11 @@ impl Chain {
     }
 
     fn coinbase(&self, height: u32, draft: &Draft) -> Transaction {
-        let fees = draft.transactions.iter().enumerate();
-        let fees: u64 = fees.map(|(at, tx)| self.model.fee(tx, &draft.transactions[..at])).sum();
-        let everything = || vec![pay(subsidy(height) + fees, script(&[0x51]))];
+        let everything = || {
+            let fees = draft.transactions.iter().enumerate();
+            let fees: u64 = fees.map(|(at, tx)| self.model.fee(tx, &draft.transactions[..at])).sum();
+            vec![pay(subsidy(height) + fees, script(&[0x51]))]
+        };
         coinbase(
             bip34_script_sig(height, &[b'h', b't', self.branch]),
             draft.payouts.clone().unwrap_or_else(everything),

@@ -3,6 +3,7 @@
 //! In: a data directory. Out: answers of its RPC. Where no node was built it is `None`, and the test says that it is
 //! skipped.
 
+use std::io::Write as _;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -59,6 +60,12 @@ impl Node {
         Self::start_with(self.programs.clone(), self.data_dir.clone(), options)
     }
 
+    /// Stops it in good order.
+    pub fn stop(mut self) {
+        self.cli(&["stop"]);
+        self.daemon.wait().unwrap();
+    }
+
     /// Waits until its tip has this height.
     pub fn wait_for_height(&self, height: usize) {
         let deadline = Instant::now() + Duration::from_secs(120);
@@ -70,9 +77,19 @@ impl Node {
 
     /// What an RPC call returns.
     pub fn cli(&self, arguments: &[&str]) -> String {
+        self.cli_stdin(arguments, "")
+    }
+
+    /// The same with a last argument that is too long for a command line.
+    pub fn cli_stdin(&self, arguments: &[&str], last: &str) -> String {
         let mut command = Command::new(self.cli.get_program());
-        let Output { status, stdout, stderr } =
-            command.args(self.cli.get_args()).args(arguments).output().unwrap();
+        command.args(self.cli.get_args()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if !last.is_empty() {
+            command.arg("-stdin");
+        }
+        let mut child = command.args(arguments).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(last.as_bytes()).unwrap();
+        let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
         assert!(status.success(), "bitcoin-cli {arguments:?}: {}", String::from_utf8_lossy(&stderr));
         String::from_utf8(stdout).unwrap().trim().to_owned()
     }

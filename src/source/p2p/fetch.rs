@@ -65,6 +65,11 @@ impl Fetch {
         }
     }
 
+    /// From now on the window has another size, bytes.
+    pub(super) fn set_window(&mut self, window_bytes: u64) {
+        self.window_bytes = window_bytes;
+    }
+
     /// Begins at a height; what was asked for before is forgotten.
     pub(super) fn begin(&mut self, wishes: Arc<dyn Wishes>, height_first: u32) {
         *self = Fetch::new(self.window_bytes);

@@ -219,6 +219,19 @@ impl<'a> Session<'a> {
                 }
                 return Ok(());
             }
+            // What is announced does not matter: its headers are asked for from what we have. A malformed one is told here.
+            ("headers", Some(payload)) => {
+                message::headers(payload)?;
+                self.unasked.count(&frame)?;
+                self.inner.announced(self.peer);
+                return Ok(());
+            }
+            // Of blocks: we never ask for transactions. Also how a reorg of more than eight blocks is announced.
+            ("inv", _) => {
+                self.unasked.count(&frame)?;
+                self.inner.announced(self.peer);
+                return Ok(());
+            }
             ("block", Some(_)) => return self.deliver(frame),
             ("notfound", Some(_)) if self.inner.in_flight(self.peer) > 0 => return Err(Fault::NotFound),
             ("pong", _) if self.pinged_at.take().is_some() => return Ok(()),

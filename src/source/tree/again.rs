@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use super::{Entry, HeaderTree, NONE, ScannedHeaders, UNCONNECTED};
+use super::{Entry, HeaderTree, KeptScan, NONE, ScannedHeaders, UNCONNECTED};
 use crate::chain::hash::Hash32;
 use crate::source::blk::{BlockFiles, Location, SourceError};
 use crate::source::scan::{FileScan, Record, Trust};
@@ -21,6 +21,7 @@ impl HeaderTree {
         &self,
         before: &BlockFiles,
         now: &BlockFiles,
+        kept: KeptScan,
         threads: usize,
     ) -> Result<ScannedHeaders, SourceError> {
         let mut by_file = self.records_by_file(before.paths().len());
@@ -33,13 +34,18 @@ impl HeaderTree {
             })
             .collect();
         drop(by_file);
+        let kept = Mutex::new(kept);
         HeaderTree::gather(now, threads, |file| {
-            known[file as usize].lock().unwrap_or_else(PoisonError::into_inner).take()
+            let known = known[file as usize].lock().unwrap_or_else(PoisonError::into_inner).take();
+            known.or_else(|| {
+                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                kept.take(&now.paths()[file as usize], &now.stamps()[file as usize])
+            })
         })
     }
 
     /// Returns the records of each file, by offset, as the scan gave them.
-    fn records_by_file(&self, file_count: usize) -> Vec<Vec<Record>> {
+    pub(super) fn records_by_file(&self, file_count: usize) -> Vec<Vec<Record>> {
         let orphans: HashMap<u32, Hash32> = self.orphans.iter().copied().collect();
         let mut by_file = vec![Vec::new(); file_count];
         for (index, entry) in (0..).zip(&self.entries) {

@@ -161,6 +161,16 @@ impl HeaderTree {
         }
     }
 
+    /// Blocks that only the database held and that a chain lacks are headers alone from now on.
+    pub fn forget_held(&mut self, chain: &ActiveChain) {
+        for index in 0..self.entries.len() {
+            let entry = &self.entries[index];
+            if entry.location.file == Location::HELD && chain.at(entry.height) != Some(index as u32) {
+                self.entries[index].location.file = Location::PEER;
+            }
+        }
+    }
+
     /// Returns the hashes by which a node finds where its chain leaves ours: dense at first, then ever sparser, the
     /// genesis block last.
     pub fn locator(&self, from: u32) -> Vec<Hash32> {

@@ -1,6 +1,7 @@
 //! Chains of hand-made headers: order, ties, exclusion, held blocks, copies.
 
 use super::*;
+
 use crate::chain::hash::Hash32;
 
 /// A tree of regtest blocks given as (seed, parent's seed), in file order; seed 0 is the genesis block.
@@ -180,11 +181,125 @@ fn a_tree_scanned_again_equals_one_of_a_fresh_scan() {
     for (change, tip_height) in changes.into_iter().zip([32, 36, 40, 40, 36]) {
         change();
         let now = open();
-        tree = tree.scan_again(&files, &now, 2).unwrap().link(&now, &[]).unwrap();
+        tree = tree.scan_again(&files, &now, KeptScan::default(), 2).unwrap().link(&now, &[]).unwrap();
         let fresh = HeaderTree::scan(&now, 2).unwrap().link(&now, &[]).unwrap();
         assert_eq!(told(&tree), told(&fresh));
         assert_eq!(tree.active_chain(&HashSet::new(), None).tip_height(), tip_height);
         assert_eq!(tree.newest, fresh.newest);
         files = now;
+    }
+}
+
+/// A tree that grows in place is, block by block, what a scan of the files would give.
+#[test]
+fn a_tree_that_grows_in_place_is_that_of_a_fresh_scan() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |number: u32| folder.path().join(format!("blk{number:05}.dat"));
+    let (mut prev, mut records) = (hash(0), Vec::new());
+    for seed in 1..=40 {
+        let (hash, record) = mined_record(&prev, seed);
+        let (_, sibling) = mined_record(&prev, seed + 100);
+        records.push(if seed % 7 == 0 { [record, sibling].concat() } else { record });
+        prev = hash;
+    }
+    std::fs::write(path(0), records[..10].concat()).unwrap();
+    // The order is that in which they were seen: here not that of the files.
+    let sorted = |tree: &HeaderTree| {
+        let mut told = told(tree);
+        told.sort();
+        told
+    };
+    let open = || BlockFiles::open(folder.path(), Network::Regtest).unwrap();
+    let files = open();
+    let mut tree = HeaderTree::scan(&files, 2).unwrap().link(&files, &[]).unwrap();
+    let cut = |records: &[Vec<u8>], less: usize| {
+        let bytes = records.concat();
+        bytes[..bytes.len() - less].to_vec()
+    };
+    let steps: [(u32, Vec<u8>, u32, Grown); 6] = [
+        (0, records[..10].concat(), 10, Grown::Same),
+        // The last record is not written to its end yet; then it is.
+        (0, cut(&records[..13], 1), 12, Grown::More),
+        (0, records[..13].concat(), 13, Grown::More),
+        // Children before parents, which come in the next file.
+        (1, records[20..40].concat(), 13, Grown::More),
+        (2, records[13..20].concat(), 40, Grown::More),
+        // A block that is there already.
+        (2, records[13..21].concat(), 40, Grown::More),
+    ];
+    for (file, bytes, tip_height, grown) in steps {
+        std::fs::write(path(file), bytes).unwrap();
+        let now = open();
+        let scan = scan_file(&now.open_file(file).unwrap(), Network::Regtest).unwrap();
+        assert_eq!(tree.grow(file, now.paths().len(), scan), grown, "file {file} to {tip_height}");
+        let fresh = HeaderTree::scan(&now, 2).unwrap().link(&now, &[]).unwrap();
+        assert_eq!(sorted(&tree), sorted(&fresh));
+        assert_eq!(tree.active_chain(&HashSet::new(), None).tip_height(), tip_height);
+        assert_eq!(tree.newest.map(|index| tree.hash(index)), fresh.newest.map(|index| fresh.hash(index)));
+    }
+    // Cut, or with another block in a known one's place: not for this way.
+    let before = told(&tree);
+    for bytes in [records[..12].concat(), [&records[..9], &records[10..13]].concat().concat()] {
+        std::fs::write(path(0), bytes).unwrap();
+        let scan = scan_file(&open().open_file(0).unwrap(), Network::Regtest).unwrap();
+        assert_eq!(tree.grow(0, 3, scan), Grown::Rewritten);
+        assert_eq!(told(&tree), before);
+    }
+}
+
+#[test]
+fn a_scan_that_was_kept_gives_the_same_tree_and_spares_the_files_that_are_the_same() {
+    let (folder, data_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let path = |number: u32| folder.path().join(format!("blk{number:05}.dat"));
+    let mut prev = hash(0);
+    for number in 0..4 {
+        let mut bytes = Vec::new();
+        for seed in 1..=5 {
+            let (hash, record) = mined_record(&prev, seed);
+            bytes.extend(record);
+            prev = hash;
+        }
+        std::fs::write(path(number), bytes).unwrap();
+        // Written to a minute ago: nobody writes to it now.
+        let then = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
+        std::fs::File::options().write(true).open(path(number)).unwrap().set_modified(then).unwrap();
+    }
+    let open = || BlockFiles::open(folder.path(), Network::Regtest).unwrap();
+    let files = open();
+    assert_eq!(KeptScan::read(data_dir.path(), &files).misses(&files), 4, "nothing was kept");
+    let fresh = HeaderTree::scan(&files, 2).unwrap().link(&files, &[]).unwrap();
+    fresh.keep(data_dir.path(), &files).unwrap();
+    let kept = KeptScan::read(data_dir.path(), &files);
+    assert_eq!(kept.misses(&files), 0);
+    // To prove that they are not read, their bytes are others: the times are as before.
+    let times: Vec<_> =
+        (0..4).map(|number| std::fs::metadata(path(number)).unwrap().modified().unwrap()).collect();
+    for (number, time) in (0..4).zip(times) {
+        let len = std::fs::metadata(path(number)).unwrap().len();
+        std::fs::write(path(number), vec![0x55; len as usize]).unwrap();
+        std::fs::File::options().write(true).open(path(number)).unwrap().set_modified(time).unwrap();
+    }
+    let now = open();
+    let tree = HeaderTree::scan_with(&now, kept, 2).unwrap().link(&now, &[]).unwrap();
+    assert_eq!(told(&tree), told(&fresh));
+
+    // A file that has changed since is read; one that is being written is not kept at all.
+    let (_, record) = mined_record(&prev, 9);
+    std::fs::write(path(3), record).unwrap();
+    let now = open();
+    assert_eq!(KeptScan::read(data_dir.path(), &now).misses(&now), 1);
+    fresh.keep(data_dir.path(), &now).unwrap();
+    assert_eq!(KeptScan::read(data_dir.path(), &now).misses(&now), 1);
+
+    // A damaged file, or half of one, is no more than a scan to be made.
+    let kept_path = data_dir.path().join("headers.scan");
+    let bytes = std::fs::read(&kept_path).unwrap();
+    for at in [3, 40, bytes.len() / 2, bytes.len() - 1] {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 0x10;
+        std::fs::write(&kept_path, damaged).unwrap();
+        assert_eq!(KeptScan::read(data_dir.path(), &now).misses(&now), 4, "byte {at}");
+        std::fs::write(&kept_path, &bytes[..at]).unwrap();
+        assert_eq!(KeptScan::read(data_dir.path(), &now).misses(&now), 4, "cut at {at}");
     }
 }
