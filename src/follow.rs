@@ -286,12 +286,12 @@ impl<'a> Follower<'a> {
             }));
         };
         let fork_height = chain.tree.shared_height(&chain.active, held);
-        let target = if fork_height < tip.height {
-            reorg_target(&chain, fork_height, tip.chainwork)
-        } else {
-            let gap = self.gap(&chain, fork_height).await?;
-            let rates = self.connected.applied_to(self.rates);
-            if cost::way(&gap, &rates, self.options.threshold_blocks) == Way::Bulk {
+        let gap = self.gap(&chain, fork_height).await?;
+        let rates = self.connected.applied_to(self.rates);
+        let target = match cost::way(&gap, &rates, self.options.threshold_blocks) {
+            Way::Live => chain.active.tip_height(),
+            Way::Bulk if fork_height < tip.height => reorg_target(&chain, fork_height, tip.chainwork),
+            Way::Bulk => {
                 info!(
                     blocks = gap.blocks,
                     bytes = gap.bytes,
@@ -302,7 +302,6 @@ impl<'a> Follower<'a> {
                 );
                 return Ok(Looked::Bulk);
             }
-            chain.active.tip_height()
         };
         self.reporter.begin(fork_height, &tip, target);
         let mut feed = self.feed(&chain, fork_height, target)?;
@@ -486,9 +485,9 @@ impl<'a> Follower<'a> {
     }
 }
 
-/// How far a reorg goes in its one transaction: to where the new branch has more work than the old one, so that readers see
-/// one or the other; what follows is a gap like any other. A branch with less work, which a node may decide for, is followed
-/// to its end.
+/// How far a reorg to a long branch goes in its one transaction: to where the new branch has more work than the old one, so
+/// that readers see one or the other; what follows is a gap like any other. A branch with less work, which a node may
+/// decide for, is followed to its end.
 fn reorg_target(chain: &Chain, fork_height: u32, old_work: u128) -> u32 {
     let heights = fork_height + 1..=chain.active.tip_height();
     let work = |height| chain.active.at(height).map_or(0, |index| chain.tree.chainwork(index));

@@ -5,6 +5,13 @@
 //! see the old branch or the new one, and a kill at any moment leaves either. A block that breaks a rule changes nothing.
 //! Called by the service in LIVE, by one task at a time, under the lock of `satgres run`. It never asks a node, never
 //! chooses a branch, and remembers nothing that has not committed.
+//!
+//! Measured (release build, PostgreSQL 15, 13 segments of a million transactions, full blocks of 2,419 transactions with 6,300
+//! inputs; two cores that compilers kept busy at a load of 9, so ratios only): 445 ms a block, of which COPY of inputs
+//! 162, of outputs 120 (three indexes in random order each), txids to numbers 95, coins 71, COPY of transactions 25. With
+//! the foreign keys present 581 ms, 31 % more, and disconnecting a block takes 65 ms more: they are added when the
+//! segment is complete. INSERT of unnested arrays takes 1.3 times as long as COPY, INSERT from a table of the same rows as long:
+//! the indexes cost, not the way in.
 
 mod caches;
 pub(crate) mod disconnect;
@@ -286,7 +293,7 @@ impl Connector {
         let mut overlay = Overlay::default();
         let tip = self.add(&transaction, &mut overlay, parsed, followed).await?;
         transaction.commit().await.map_err(LiveError::server("committing a block"))?;
-        self.caches.apply(overlay);
+        self.caches.apply(&overlay);
         self.tip = tip;
         Ok(())
     }
@@ -333,7 +340,7 @@ impl Connector {
             new = reversed_hex(&tip.hash),
             "the active chain has changed: blocks above the fork are replaced"
         );
-        self.caches.apply(overlay);
+        self.caches.apply(&overlay);
         self.tip = tip;
         Ok(done)
     }

@@ -38,7 +38,7 @@ impl Caches {
     }
 
     /// Applies what a committed transaction changed.
-    pub(super) fn apply(&mut self, overlay: Overlay) {
+    pub(super) fn apply(&mut self, overlay: &Overlay) {
         if overlay.is_full {
             return self.forget_from(0);
         }

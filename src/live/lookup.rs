@@ -18,10 +18,12 @@ use crate::prevouts::{BlockCoins, Coin, FingerprintKey};
 /// The index on txid, one probe a segment.
 const TX_NUMS: &str = "select txid, tx_num from chain.transactions where txid = any($1)";
 
-/// `uuid_send`: 16 bytes as they are.
+/// `uuid_send`: 16 bytes as they are. `offset 0` keeps the planner from turning the order round: where statistics are old it
+/// went over all outputs, each against all that is looked for (1.8 s instead of 0.05 s for 3,000 in 20,000).
 const COINS: &str = "select u.tx_num, w.place, u.value, uuid_send(u.script_hash) \
      from unnest($1::int4[], $2::int8[], $3::int4[]) w (place, tx_num, vout) \
-     join chain.utxos u on u.tx_num = w.tx_num and u.vout = w.vout";
+     cross join lateral (select u.tx_num, u.value, u.script_hash from chain.utxos u \
+       where u.tx_num = w.tx_num and u.vout = w.vout offset 0) u";
 
 /// All unspent outputs of some transactions.
 const OUTPUTS: &str =

@@ -162,8 +162,10 @@ pub async fn roll_back_to_fork(client: &mut Client, chain: &Chain) -> Result<Vec
     let depth = old_tip.as_ref().map_or(0, |tip| tip.height.saturating_sub(fork_height));
     let in_place = dropped.first().is_some_and(|first| first.height_first <= fork_height)
         && (dropped[0].is_live || depth <= DISCONNECT_BLOCKS_MAX);
-    let reloaded = if in_place { waiting.first() } else { dropped.first().or(waiting.first()) };
-    if let (Some(first), Some(last), None) = (reloaded, waiting.last().or(dropped.last()), &chain.node) {
+    let reloaded = if in_place { waiting.first() } else { dropped.first().or_else(|| waiting.first()) };
+    if let (Some(first), Some(last), None) =
+        (reloaded, waiting.last().or_else(|| dropped.last()), &chain.node)
+    {
         check_loadable(chain, first.height_first, last.height_last)?;
     }
     for segment in waiting.iter().rev() {

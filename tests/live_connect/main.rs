@@ -3,6 +3,8 @@
 //! In: hand-made regtest chains. Out: comparisons of rows, digests, segments. Replays go through the binary; the connector
 //! is the library's.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -15,7 +15,7 @@ async fn a_reorg_across_segments_ends_as_a_bulk_load_of_the_other_branch() {
     for (fork, options) in [(120, &WARM), (109, &TINY), (99, &COLD), (124, &COLD)] {
         let mut other = main.fork(fork, 1);
         while other.height() < 128 {
-            if fork >= 101 && other.height() % 2 == 0 {
+            if fork >= 101 && other.height().is_multiple_of(2) {
                 sample::extend(&mut other)
             } else {
                 other.mine_empty(1)
