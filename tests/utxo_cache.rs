@@ -120,7 +120,9 @@ fn after(satgres: &Satgres, change: impl FnOnce(&Path)) -> (String, Vec<String>)
     satgres.run("regtest", blocks_dir.path(), &["--utxo-cache", "2000", "--segment-bytes", "20KiB"]);
     change(&satgres.data_dir().join("coins"));
     blocks_dir.append(0, &records(&chain.blocks()[FIRST_TIP + 1..]));
-    let output = satgres.run("regtest", blocks_dir.path(), &["--utxo-cache", "2000"]).output();
+    let output = satgres
+        .run("regtest", blocks_dir.path(), &["--utxo-cache", "2000", "--live-sync-threshold", "0"])
+        .output();
     satgres.verify();
     let digest = satgres.digest();
     satgres.forget_chain();
@@ -146,7 +148,7 @@ fn files_that_are_not_what_was_written_are_never_used() {
     let lower = TempDir::new().unwrap();
     let coins = satgres.data_dir().join("coins");
     let blocks_dir = BlkDir::of(sample::chain(120).blocks());
-    satgres.run("regtest", blocks_dir.path(), &["--utxo-cache", "0"]);
+    satgres.run("regtest", blocks_dir.path(), &["--utxo-cache", "0", "--live-sync-threshold", "0"]);
     for name in coin_files(&satgres) {
         fs::copy(coins.join(&name), lower.path().join(&name)).unwrap();
     }
@@ -219,13 +221,13 @@ fn a_rebuilt_set_still_knows_the_twins() {
         let mut from = 0;
         for height in stops {
             blocks_dir.append(0, &records(&chain.blocks()[from..=height]));
-            satgres.run("regtest", blocks_dir.path(), &["--utxo-cache", "0"]);
+            satgres.run("regtest", blocks_dir.path(), &["--utxo-cache", "0", "--live-sync-threshold", "0"]);
             fs::remove_dir_all(satgres.data_dir().join("coins")).unwrap();
             from = height + 1;
         }
         blocks_dir.append(0, &records(&chain.blocks()[from..]));
         let cache = if from == 0 { "auto" } else { "0" };
-        satgres.run("regtest", blocks_dir.path(), &["--utxo-cache", cache]);
+        satgres.run("regtest", blocks_dir.path(), &["--utxo-cache", cache, "--live-sync-threshold", "0"]);
         assert_eq!(satgres.copy(overwritten), ["106\t1\t209", "107\t0\t210"], "stopped before {from}");
         satgres.verify();
         digests.push(satgres.digest());

@@ -21,7 +21,7 @@ fn load_on(live: &Live, chain: &Chain) -> String {
 /// The same with a UTXO cache of some bytes.
 fn load_with(live: &Live, chain: &Chain, cache: &str) -> String {
     let blocks_dir = BlkDir::of(chain.blocks());
-    let options = ["--segment-bytes", "3KiB", "--utxo-cache", cache];
+    let options = ["--segment-bytes", "3KiB", "--utxo-cache", cache, "--live-sync-threshold", "0"];
     live.satgres.run("regtest", blocks_dir.path(), &options).output()
 }
 
