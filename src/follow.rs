@@ -88,6 +88,8 @@ pub struct Follower<'a> {
     settling: Settling,
     /// Blocks of the files that are not written to their end yet.
     unwritten: HashSet<Hash32>,
+    /// What was said last of files that cannot be looked at.
+    files_fault: Option<String>,
     news: Option<watch::Receiver<u64>>,
     asked_all_at: Option<Instant>,
     reporter: Reporter,
@@ -149,6 +151,7 @@ impl<'a> Follower<'a> {
             connected: Connected::default(),
             settling: Settling::default(),
             unwritten: HashSet::new(),
+            files_fault: None,
             news: node.as_ref().map(|node| node.news()),
             asked_all_at: None,
             reporter: Reporter::new(profile),
@@ -241,8 +244,8 @@ impl<'a> Follower<'a> {
             if is_all {
                 self.asked_all_at = Some(Instant::now());
             }
-        } else if self.found.glance(&self.client).await? {
-            self.unwritten.clear();
+        } else {
+            self.look_at_files().await?;
         }
         let mut excluded = reconcile::invalid_blocks(&self.client).await?;
         excluded.extend(&self.unwritten);
@@ -268,6 +271,28 @@ impl<'a> Follower<'a> {
             }
             News::Chain(chain) => self.go_to(Arc::new(chain)).await,
         }
+    }
+
+    /// Takes in what a node has appended to the files. What cannot be read of them ends nothing: what is loaded is served,
+    /// and they are looked at again.
+    async fn look_at_files(&mut self) -> Result<(), ReplayError> {
+        match self.found.glance(&self.client).await {
+            Ok(is_more) => {
+                self.files_fault = None;
+                if is_more {
+                    self.unwritten.clear();
+                }
+            }
+            Err(ReplayError::Source(error)) => {
+                let fault = error.to_string();
+                if self.files_fault.as_ref() != Some(&fault) {
+                    warn!(%error, "the block files cannot be looked at; all that they held is served, and they are tried again");
+                }
+                self.files_fault = Some(fault);
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     fn tip(&self) -> Tip {

@@ -239,10 +239,10 @@ mod lanes {
             let before = (abef, cdgh);
             let mut words = [[swap; 4]; LANES];
             for lane in 0..LANES {
-                for quarter in 0..4 {
+                for (quarter, word) in words[lane].iter_mut().enumerate() {
                     // SAFETY: the block has 64 bytes.
                     let bytes = unsafe { _mm_loadu_si128(from[lane].cast::<__m128i>().add(quarter)) };
-                    words[lane][quarter] = _mm_shuffle_epi8(bytes, swap);
+                    *word = _mm_shuffle_epi8(bytes, swap);
                 }
                 // SAFETY: at most one past the last block.
                 from[lane] = unsafe { from[lane].add(BLOCK_BYTES) };

@@ -95,8 +95,10 @@ impl Health {
         let Eta { total_seconds, load_seconds, .. } = eta(&told, load.as_ref(), database);
         let state = told.state.as_ref();
         let live = state.and_then(|state| state.live.clone());
-        let node_height =
-            live.as_ref().and_then(|live| live.node_height).or(state.and_then(|state| state.node_height));
+        let node_height = live
+            .as_ref()
+            .and_then(|live| live.node_height)
+            .or_else(|| state.and_then(|state| state.node_height));
         let known = node_height.max(heights.files);
         let cache = state.and_then(|state| state.utxo_cache);
         let rate = |of: fn(&LoadFigures) -> f64| load.as_ref().map_or(0.0, of);

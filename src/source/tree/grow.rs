@@ -59,7 +59,7 @@ impl HeaderTree {
         }
         for record in scan.records {
             if !known.contains_key(&record.offset) {
-                self.take_in(file, record);
+                self.take_in(file, &record);
                 grown = Grown::More;
             }
         }
@@ -78,8 +78,8 @@ impl HeaderTree {
         own.chain(copies).filter(|(at, _)| at.file == file).map(|(at, index)| (at.offset, index)).collect()
     }
 
-    fn take_in(&mut self, file: u32, record: Record) {
-        let Record { hash, prev_hash, work, time, bits, offset, len, trust } = record;
+    fn take_in(&mut self, file: u32, record: &Record) {
+        let Record { hash, prev_hash, work, time, bits, offset, len, trust } = *record;
         let location = Location { file, offset, len };
         match self.find(&hash) {
             // Its bytes are at hand now.
