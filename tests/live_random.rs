@@ -13,7 +13,7 @@ use live::Tip;
 use support::{Satgres, signal};
 
 /// Steps without a word from the environment.
-const STEPS: u64 = 60;
+const STEPS: u64 = 200;
 /// Steps between two comparisons with a fresh replay.
 const CHECK_EVERY: u64 = 20;
 

@@ -158,8 +158,9 @@ fn a_load_and_a_restore_are_told(ground: &Ground) {
     fs::remove_dir_all(ground.blocks_dir()).unwrap();
     let out = ground.blocks_dir();
     chaingen::generate(&Options { blocks: 150, txs_per_block: 200, seed: 1, out }).unwrap();
-    let bulk = ["--segment-bytes", "3000000", "--utxo-cache", "1MiB", "--live-sync-threshold", "0"];
-    let _run = ground.start_run(&[&["--until-synced"], &bulk[..]].concat());
+    let options = ["--until-synced", "--segment-bytes", "3000000", "--utxo-cache", "1MiB"];
+    // However few blocks there are, it is bulk that is looked at.
+    let _run = ground.start_run(&[&options[..], &["--live-sync-threshold", "0"]].concat());
 
     let full = |report: &Value| {
         report.pointer("/heights/loading").and_then(Value::as_u64).is_some_and(|height| height > 0)

@@ -283,7 +283,7 @@ impl FoundBlocks {
             });
             let (mut is_more, mut is_rewritten) = (false, false);
             for (file, scan) in scans.await? {
-                match self.tree_mut().grow(file, now.paths().len(), scan) {
+                match self.tree_mut().grow(file, now.paths().len(), &scan) {
                     Grown::Same => {}
                     Grown::More => is_more = true,
                     Grown::Rewritten => is_rewritten = true,

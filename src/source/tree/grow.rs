@@ -23,7 +23,7 @@ pub enum Grown {
 
 impl HeaderTree {
     /// Takes in what stands in a file, of which it knows the first records or none; `file_count` is the number of files now.
-    pub fn grow(&mut self, file: u32, file_count: usize, scan: FileScan) -> Grown {
+    pub fn grow(&mut self, file: u32, file_count: usize, scan: &FileScan) -> Grown {
         let known = self.known_in(file);
         let mut standing = 0;
         let mut changed = Vec::new();
@@ -57,9 +57,9 @@ impl HeaderTree {
             let entry = &mut self.entries[index as usize];
             (entry.location, entry.trust) = (location, trust);
         }
-        for record in scan.records {
+        for record in &scan.records {
             if !known.contains_key(&record.offset) {
-                self.take_in(file, &record);
+                self.take_in(file, record);
                 grown = Grown::More;
             }
         }
@@ -79,7 +79,7 @@ impl HeaderTree {
     }
 
     fn take_in(&mut self, file: u32, record: &Record) {
-        let Record { hash, prev_hash, work, time, bits, offset, len, trust } = *record;
+        let &Record { hash, prev_hash, work, time, bits, offset, len, trust } = record;
         let location = Location { file, offset, len };
         match self.find(&hash) {
             // Its bytes are at hand now.

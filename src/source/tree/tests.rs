@@ -231,7 +231,7 @@ fn a_tree_that_grows_in_place_is_that_of_a_fresh_scan() {
         std::fs::write(path(file), bytes).unwrap();
         let now = open();
         let scan = scan_file(&now.open_file(file).unwrap(), Network::Regtest).unwrap();
-        assert_eq!(tree.grow(file, now.paths().len(), scan), grown, "file {file} to {tip_height}");
+        assert_eq!(tree.grow(file, now.paths().len(), &scan), grown, "file {file} to {tip_height}");
         let fresh = HeaderTree::scan(&now, 2).unwrap().link(&now, &[]).unwrap();
         assert_eq!(sorted(&tree), sorted(&fresh));
         assert_eq!(tree.active_chain(&HashSet::new(), None).tip_height(), tip_height);
@@ -242,7 +242,7 @@ fn a_tree_that_grows_in_place_is_that_of_a_fresh_scan() {
     for bytes in [records[..12].concat(), [&records[..9], &records[10..13]].concat().concat()] {
         std::fs::write(path(0), bytes).unwrap();
         let scan = scan_file(&open().open_file(0).unwrap(), Network::Regtest).unwrap();
-        assert_eq!(tree.grow(0, 3, scan), Grown::Rewritten);
+        assert_eq!(tree.grow(0, 3, &scan), Grown::Rewritten);
         assert_eq!(told(&tree), before);
     }
 }
