@@ -429,6 +429,17 @@ async fn a_socket_of_the_users_own_choice_is_found_and_none_at_all_is_an_error()
 }
 
 #[tokio::test]
+async fn a_server_whose_socket_is_gone_is_started_again() {
+    let dir = DataDir::new();
+    let first = Cluster::start(dir.options()).await.unwrap();
+    let (pid, socket_dir) = (first.postmaster().pid, first.postmaster().socket_dir.clone());
+    fs::remove_file(socket_dir.join(".s.PGSQL.5432")).unwrap();
+    let again = Cluster::start(dir.options()).await.unwrap();
+    assert_ne!(again.postmaster().pid, pid);
+    assert_eq!(setting(&again, "data_directory").await, again.pg_dir().display().to_string());
+}
+
+#[tokio::test]
 async fn only_one_run_may_work_on_a_data_directory() {
     let dir = DataDir::new();
     let held = ServiceLock::take(dir.path()).unwrap();
