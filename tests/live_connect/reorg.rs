@@ -1,12 +1,12 @@
 //! Blocks taken back, and others in their place.
 
-use satgres::live::{Change, Connector};
+use satgres::live::{Change, Connector, LiveOptions};
 
 use crate::support::Satgres;
 use crate::support::blocks::{Chain, Draft, coinbase, outpoint, pay, script, spend};
 use crate::support::rows::assert_chain;
 use crate::support::sample;
-use crate::{COLD, Live, TINY, WARM, change};
+use crate::{COLD, Live, TINY, WARM, change, load};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reorg_across_segments_ends_as_a_bulk_load_of_the_other_branch() {
@@ -68,6 +68,28 @@ async fn a_reorg_to_a_lower_height_and_one_to_the_fork_alone_are_followed() {
     assert_eq!((followed.height, followed.depth, followed.blocks), (104, 9, 0));
     assert_chain(&live.satgres, &back.rows());
     live.satgres.verify();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reorg_of_a_thousand_blocks_ends_as_a_bulk_load_of_the_other_branch() {
+    let fork = 120;
+    let mut main = sample::chain(fork + 5);
+    main.mine_empty(990);
+    (0..5).for_each(|_| sample::extend(&mut main));
+    let mut other = main.fork(fork, 1);
+    (0..10).for_each(|_| sample::extend(&mut other));
+    other.mine_empty(991);
+    // A part of it was loaded in bulk, the rest stands in live segments of 50 blocks.
+    let options = LiveOptions { segment_blocks: 50, ..TINY };
+    let mut live = Live::on(Satgres::new(), &main.blocks()[..=300], &options).await;
+    live.follow(&main, 300).await;
+    let followed = live.follow(&other, fork).await;
+    assert_eq!((followed.depth, followed.blocks), (1_000, 1_001));
+    assert_eq!(live.satgres.value("select count(*) from chain.stale_blocks"), "1000");
+    live.satgres.verify();
+    let fresh = Satgres::new();
+    load(&fresh, other.blocks(), "1MiB");
+    assert_eq!(live.satgres.digest(), fresh.digest());
 }
 
 /// A coinbase that does not name its height, so that it can be mined again.
