@@ -283,7 +283,7 @@ impl<'a> Follower<'a> {
                     self.unwritten.clear();
                 }
             }
-            Err(ReplayError::Source(error)) => {
+            Err(ReplayError::Source(error)) if self.found.linked().is_some() => {
                 let fault = error.to_string();
                 if self.files_fault.as_ref() != Some(&fault) {
                     warn!(%error, "the block files cannot be looked at; all that they held is served, and they are tried again");

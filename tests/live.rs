@@ -87,9 +87,14 @@ fn blocks_and_reorgs_of_the_node_are_followed_within_seconds() {
     let depths = tip.satgres.psql("select depth from ops.reorgs order by reorg_id").concat();
     assert_eq!(depths, ["1", "6", "12"]);
     assert_eq!(tip.satgres.value("select count(*) from chain.stale_blocks"), "19");
+    let height = tip.chain.height();
+    // Rows are seen a moment before the service has written that it is done.
+    wait_until("the status has heard of the tip", || {
+        let told = &status(&tip.satgres)["live"];
+        told["height"] == height && told["lag_blocks"] == 0
+    });
     let told = status(&tip.satgres);
     assert_eq!(told["phase"]["name"], "LIVE");
-    let height = tip.chain.height();
     assert_eq!((&told["live"]["height"], &told["live"]["node_height"]), (&height.into(), &height.into()));
     assert_eq!((&told["live"]["lag_blocks"], &told["live"]["reorgs"]), (&0.into(), &3.into()));
     assert_eq!(
