@@ -8,6 +8,7 @@ use deadpool_postgres::{ClientWrapper, Pool};
 use futures_util::SinkExt;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+use tokio_postgres::error::SqlState;
 
 use super::pool::{self, connect_copy};
 use super::segments::{copy_sql, create_table_sql};
@@ -19,8 +20,8 @@ const PIECE_BYTES_MAX: usize = 1 << 20;
 
 /// Lets the disk write while rows still come, where the server can and its owner has not decided otherwise: without this
 /// a commit waits until everything that COPY wrote is on disk, with nothing else to do (PostgreSQL manual, section 20.4.6).
-const SET_FLUSH_AFTER: &str = "select set_config(name, least(64, max_val::int)::text, false) from pg_settings \
-     where name = 'backend_flush_after' and setting = '0' and max_val <> '0'";
+const SET_FLUSH_AFTER: &str = "select set_config('backend_flush_after', '512kB', false) \
+     where current_setting('backend_flush_after') = '0'";
 
 /// Why a table was not filled. Nothing of it is visible; its segment is loaded again.
 #[derive(Debug, thiserror::Error)]
@@ -56,7 +57,11 @@ impl TableCopy {
         let name = format!("set application_name = '{}{}'", pool::COPY, table.name());
         let create = format!("{name}; begin; {}", create_table_sql(table, segment));
         let server = |source| CopyError::Server { table: table.name(), source };
-        client.batch_execute(SET_FLUSH_AFTER).await.map_err(server)?;
+        match client.batch_execute(SET_FLUSH_AFTER).await {
+            // The server's system cannot.
+            Err(error) if error.code() == Some(&SqlState::INVALID_PARAMETER_VALUE) => {}
+            set => set.map_err(server)?,
+        }
         client.batch_execute(&create).await.map_err(server)?;
         let task = tokio::spawn(fill(client, table, copy_sql(table, segment), receiver));
         Ok(TableCopy { rows: sender, task })

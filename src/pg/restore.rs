@@ -17,9 +17,10 @@ use super::segments::{self, SegmentRow};
 use crate::profile::{Figures, Profile};
 use crate::rows::Table;
 
-/// Sets the sort memory of a build, unless the user's own file of the private server says what it shall be.
-const SET_SORT_MEMORY: &str = "select set_config(name, $1, false) from pg_settings \
-     where name = 'maintenance_work_mem' and coalesce(sourcefile, '') not like '%/user.conf'";
+/// Whether the user's own file of the private server says how much sort memory a build shall have. Asked once: the view
+/// is built of all settings.
+const IS_SORT_MEMORY_SET: &str = "select coalesce(sourcefile, '') like '%/user.conf' from pg_settings \
+     where name = 'maintenance_work_mem'";
 
 /// Steps of sort memory, bytes.
 const SORT_BYTES: [u64; 4] = [8 << 20, 16 << 20, 32 << 20, 64 << 20];
@@ -101,6 +102,7 @@ pub async fn restore(
     let mut running: JoinSet<Result<(u32, f64), RestoreError>> = JoinSet::new();
     let mut builds = builds_max.clone();
     let mut restored = Restored::default();
+    let is_set = is_sort_memory_set(&pool).await?;
     let mut is_open = true;
     loop {
         while waiting.front().is_some_and(|segment| segment.jobs_left == 0) {
@@ -114,7 +116,8 @@ pub async fn restore(
             // Helpers only when the last builds would leave cores idle.
             let workers =
                 if is_open { 0 } else { builds.borrow().saturating_sub(running.len() + 1 + queue.len()) };
-            running.spawn(build(pool.clone(), job, workers.min(1), build_bytes, profile.clone()));
+            let sort_bytes = (!is_set).then(|| sort_bytes(job.row_count, build_bytes));
+            running.spawn(build(pool.clone(), job, workers.min(1), sort_bytes, profile.clone()));
         }
         if !is_open && running.is_empty() && waiting.is_empty() {
             return Ok(restored);
@@ -142,6 +145,13 @@ pub async fn restore(
             }
         }
     }
+}
+
+async fn is_sort_memory_set(pool: &Pool) -> Result<bool, RestoreError> {
+    let client = pool.get().await.map_err(pool::Error::from)?;
+    let row = client.query_one(IS_SORT_MEMORY_SET, &[]).await;
+    let server = |source| RestoreError::Server { what: "reading maintenance_work_mem".to_owned(), source };
+    Ok(row.map_err(server)?.get(0))
 }
 
 /// Returns the builds that a segment still needs: what the catalogue lacks, after leftovers have been dropped.
@@ -186,7 +196,7 @@ async fn build(
     pool: Pool,
     job: Job,
     workers: usize,
-    build_bytes: u64,
+    sort_bytes: Option<u64>,
     profile: Profile,
 ) -> Result<(u32, f64), RestoreError> {
     // A connection of its own: it carries settings, and can be found and ended by its name.
@@ -195,12 +205,11 @@ async fn build(
     let server = |source| RestoreError::Server { what: format!("building index {name}"), source };
     let named = format!("set application_name = '{}'", pool::BUILD);
     client.batch_execute(&named).await.map_err(server)?;
-    let sort_bytes = sort_bytes(job.row_count, build_bytes);
-    client.execute(SET_SORT_MEMORY, &[&format!("{}kB", sort_bytes / 1024)]).await.map_err(server)?;
-    client
-        .batch_execute(&format!("set max_parallel_maintenance_workers = {workers}"))
-        .await
-        .map_err(server)?;
+    let mut settings = format!("set max_parallel_maintenance_workers = {workers}");
+    if let Some(bytes) = sort_bytes {
+        settings.push_str(&format!("; set maintenance_work_mem = '{}kB'", bytes / 1024));
+    }
+    client.batch_execute(&settings).await.map_err(server)?;
     let id = job.segment as i32;
     client
         .execute(

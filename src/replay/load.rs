@@ -95,10 +95,8 @@ async fn load_segment(
     let mut client = pool.get().await.map_err(pool::Error::from)?;
     let server = |source| LoadError::Server { what: format!("recording segment {}", segment.id), source };
     segments::begin(&client, segment).await.map_err(server)?;
-    let mut copies = Vec::with_capacity(Table::ALL.len());
-    for table in Table::ALL {
-        copies.push(TableCopy::begin(pool, table, segment).await?);
-    }
+    let copies = Table::ALL.map(|table| TableCopy::begin(pool, table, segment));
+    let copies = futures_util::future::try_join_all(copies).await?;
 
     let streamed = stream(pipeline, segment, &copies, progress).await?;
 
