@@ -186,10 +186,10 @@ fn a_server_killed_in_mid_load_leaves_no_disk_leaked() {
         satgres.start(&["run", "--network", "regtest", "--blocks-dir", blocks_dir, "--until-synced"]);
     // A new database has 8 MB.
     wait_until("rows are being loaded", || tree_bytes(&base) > before + (10 << 20));
-    let pid = fs::read_to_string(satgres.data_dir().join("pg/postmaster.pid")).unwrap();
+    let server = satgres.postmaster();
     // Stopped, so that it neither ends its transactions nor starts the server again.
     signal(i32::try_from(run.id()).unwrap(), libc::SIGSTOP);
-    kill_server(pid.lines().next().unwrap().parse().unwrap());
+    kill_server(server);
     run.kill().unwrap();
     run.wait().unwrap();
 

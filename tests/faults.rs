@@ -86,11 +86,6 @@ fn backend_of(satgres: &Satgres, query: &str) -> i32 {
     pid
 }
 
-fn postmaster(satgres: &Satgres) -> i32 {
-    let text = std::fs::read_to_string(satgres.data_dir().join("pg/postmaster.pid")).unwrap();
-    text.lines().next().unwrap().parse().unwrap()
-}
-
 /// Makes every index build of a run do something first.
 fn on_build(satgres: &Satgres, what: &str) {
     let started = satgres.command(&["pg", "start"]);
@@ -186,7 +181,7 @@ fn one_process_survives_a_killed_backend_and_a_killed_postmaster() {
     run.wait_for("trying again", 1);
     let loaded = run.said().matches("PROFILE: Loaded segment ").count();
     run.wait_for("PROFILE: Loaded segment ", loaded + 1);
-    signal(postmaster(&satgres), libc::SIGKILL);
+    signal(satgres.postmaster(), libc::SIGKILL);
     run.wait_for("trying again", 2);
     let (status, said) = run.wait();
     assert!(status.success(), "{said}");
@@ -400,7 +395,7 @@ fn a_stop_during_recovery_ends() {
     satgres.run("regtest", blocks_dir(), &SEGMENT);
     for _ in 0..4 {
         let _victim = session(&satgres, "select pg_sleep(1000)");
-        let (pid, server) = (backend_of(&satgres, "pg_sleep"), postmaster(&satgres));
+        let (pid, server) = (backend_of(&satgres, "pg_sleep"), satgres.postmaster());
         signal(pid, libc::SIGKILL);
         let stopped = satgres.command(&["pg", "stop"]);
         assert!(stopped.status.success(), "{}", stopped.stderr);

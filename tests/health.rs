@@ -10,13 +10,13 @@ use std::{
     io::{Read as _, Write as _},
     net::{TcpListener, TcpStream},
     path::PathBuf,
-    process::{Child, Command},
+    process::Command,
     time::{Duration, Instant},
 };
 
 use satgres::chaingen::{self, Options};
 use serde_json::Value;
-use support::{Running, Satgres, is_postgres, signal, wait_until};
+use support::{Running, Satgres, hold, is_postgres, release, signal, wait_until};
 
 /// An answer takes microseconds; a machine that is busy takes its time to run anybody at all.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(3);
@@ -176,31 +176,6 @@ fn metrics(address: &str) -> Samples {
     parse_metrics(&answer.body)
 }
 
-/// A session that holds a table, so that writers of it wait while there is time to look; reading it is not hindered.
-fn hold(satgres: &Satgres, table: &str) -> Child {
-    let sql = format!("begin; lock {table} in share mode; select pg_sleep(300)");
-    let holder = satgres.start(&["psql", "--", "-c", &sql]);
-    let locks = format!(
-        "select count(*) from pg_locks where relation = '{table}'::regclass and mode = 'ShareLock' and granted"
-    );
-    wait_until("the table is held", || satgres.value(&locks) == "1");
-    holder
-}
-
-fn release(satgres: &Satgres, table: &str, mut holder: Child) {
-    let sql = format!(
-        "select pg_terminate_backend(pid) from pg_stat_activity where query like 'begin; lock {table} %'"
-    );
-    assert_eq!(satgres.psql(&sql), [["t"]]);
-    holder.wait().unwrap();
-}
-
-/// The private server's first process.
-fn postmaster(satgres: &Satgres) -> i32 {
-    let file = std::fs::read_to_string(satgres.data_dir().join("pg/postmaster.pid")).unwrap();
-    file.lines().next().unwrap().parse().unwrap()
-}
-
 #[test]
 fn a_run_is_told_from_second_0_through_its_load_and_the_death_of_its_server() {
     let ground = Ground::new(150, 200);
@@ -287,7 +262,7 @@ fn a_run_is_told_from_second_0_through_its_load_and_the_death_of_its_server() {
     assert!(spends > 1_000.0, "{values:?}");
 
     // Its PostgreSQL hangs: answers do not.
-    let server = postmaster(satgres);
+    let server = satgres.postmaster();
     let family: Vec<i32> = children(server).into_iter().chain([server]).collect();
     family.iter().for_each(|&pid| signal(pid, libc::SIGSTOP));
     let silent = health_when(&address, "it is silent", |health| health["ready"] == false);
@@ -297,7 +272,7 @@ fn a_run_is_told_from_second_0_through_its_load_and_the_death_of_its_server() {
     health_when(&address, "it answers again", |health| health["ready"] == true);
 
     // It is killed, and comes back by the run's own doing.
-    let server = postmaster(satgres);
+    let server = satgres.postmaster();
     signal(server, libc::SIGKILL);
     let dead = health_when(&address, "it is dead", |health| health["ready"] == false);
     assert_eq!(dead["height"], 150, "{dead:#}");
@@ -305,7 +280,7 @@ fn a_run_is_told_from_second_0_through_its_load_and_the_death_of_its_server() {
     assert_eq!((values["satgres_alive"], values["satgres_height_blocks"]), (1.0, 150.0));
     let back =
         health_when(&address, "it is back", |health| health["ready"] == true && health["phase"] == "LIVE");
-    assert_ne!(postmaster(satgres), server);
+    assert_ne!(satgres.postmaster(), server);
     assert_eq!((&back["height"], &back["database"]["state"]), (&150.into(), &"up".into()));
     running.signal(15);
     let (status, output) = running.wait();

@@ -160,9 +160,7 @@ fn the_node_the_service_and_the_server_may_each_go_away_and_come_back() {
     );
 
     // The server is killed while its tip is followed.
-    let pid_file = tip.satgres.data_dir().join("pg/postmaster.pid");
-    let text = std::fs::read_to_string(&pid_file).unwrap();
-    signal(text.lines().next().unwrap().parse().unwrap(), libc::SIGKILL);
+    signal(tip.satgres.postmaster(), libc::SIGKILL);
     tip.mine(2);
     tip.check();
     assert_eq!(tip.said().matches(LIVE).count(), 2, "once, and its log line:\n{}", tip.said());

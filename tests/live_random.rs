@@ -68,9 +68,7 @@ fn random_steps_end_with_what_a_fresh_replay_gives() {
                 "kill of the service".to_owned()
             }
             _ => {
-                let pid_file = tip.satgres.data_dir().join("pg/postmaster.pid");
-                let text = std::fs::read_to_string(pid_file).unwrap();
-                signal(text.lines().next().unwrap().parse().unwrap(), libc::SIGKILL);
+                signal(tip.satgres.postmaster(), libc::SIGKILL);
                 "kill of PostgreSQL".to_owned()
             }
         };

@@ -144,8 +144,7 @@ fn a_block_file_that_cannot_be_read_is_made_up_for_by_the_node() {
 
 /// Loads from files alone, one of which fails after the scan.
 fn signal_and_spoil(satgres: &Satgres, blocks_dir: &BlkDir, spoil: impl Fn()) {
-    let server = fs::read_to_string(satgres.data_dir().join("pg/postmaster.pid")).unwrap();
-    let server: i32 = server.lines().next().unwrap().parse().unwrap();
+    let server = satgres.postmaster();
     signal(server, libc::SIGSTOP);
     let mut running = Running::run(satgres, blocks_dir.path(), &[]);
     running.wait_for("scanned the headers of", 1);

@@ -15,7 +15,7 @@ use std::{
 
 use satgres::chaingen::{self, Options};
 use serde_json::Value;
-use support::{Satgres, close, is_root, open, signal, wait_until};
+use support::{Satgres, close, hold, is_root, open, release, signal, wait_until};
 
 /// A chain of its own, and a data directory that is not there yet.
 struct Ground {
@@ -130,25 +130,6 @@ fn a_run_is_told_from_before_its_first_second_to_its_end() {
     a_load_and_a_restore_are_told(&ground);
     an_index_build_is_shown_while_it_runs(satgres);
     refused_blocks_and_reorgs_are_told(satgres);
-}
-
-/// A session that holds a table, so that writers of it wait while there is time to look; reading it is not hindered.
-fn hold(satgres: &Satgres, table: &str) -> Child {
-    let sql = format!("begin; lock {table} in share mode; select pg_sleep(300)");
-    let holder = satgres.start(&["psql", "--", "-c", &sql]);
-    let locks = format!(
-        "select count(*) from pg_locks where relation = '{table}'::regclass and mode = 'ShareLock' and granted"
-    );
-    wait_until("the table is held", || satgres.value(&locks) == "1");
-    holder
-}
-
-fn release(satgres: &Satgres, table: &str, mut holder: Child) {
-    let sql = format!(
-        "select pg_terminate_backend(pid) from pg_stat_activity where query like 'begin; lock {table} %'"
-    );
-    assert_eq!(satgres.psql(&sql), [["t"]]);
-    holder.wait().unwrap();
 }
 
 /// Two segments above genesis: the load waits when the first is full, then the restore before it attaches.

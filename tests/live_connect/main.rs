@@ -73,6 +73,13 @@ pub(crate) fn new_block(height: usize, block: &Block) -> NewBlock {
     NewBlock { height: height as u32, bytes: serialize(block).into() }
 }
 
+/// The segments follow each other without a gap.
+pub(crate) fn assert_contiguous(live: &Live) {
+    let gaps = "select height_first from (select height_first, lag(height_last, 1, -1) over (order by height_first) before \
+         from ops.segments) s where height_first <> before + 1";
+    assert_eq!(live.satgres.copy(gaps), [""; 0]);
+}
+
 /// A live database and its connector.
 pub(crate) struct Live {
     pub(crate) satgres: Satgres,

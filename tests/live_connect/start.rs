@@ -9,7 +9,7 @@ use crate::support::blkfiles::BlkDir;
 use crate::support::blocks::Chain;
 use crate::support::rows::assert_chain;
 use crate::support::{sample, signal};
-use crate::{COLD, Live, TINY, WARM, change, connect};
+use crate::{COLD, Live, TINY, WARM, assert_contiguous, change, connect};
 
 const FORWARD: &str = "PROFILE: Brought the UTXO set forward from its checkpoint: ";
 
@@ -23,12 +23,6 @@ fn load_with(live: &Live, chain: &Chain, cache: &str) -> String {
     let blocks_dir = BlkDir::of(chain.blocks());
     let options = ["--segment-bytes", "3KiB", "--utxo-cache", cache, "--live-sync-threshold", "0"];
     live.satgres.run("regtest", blocks_dir.path(), &options).output()
-}
-
-fn assert_contiguous(live: &Live) {
-    let gaps = "select height_first from (select height_first, lag(height_last, 1, -1) over (order by height_first) before \
-         from ops.segments) s where height_first <> before + 1";
-    assert_eq!(live.satgres.copy(gaps), [""; 0]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -160,8 +154,7 @@ async fn a_server_killed_at_any_moment_leaves_whole_blocks() {
         let work = change(&chain, reorg);
         let killed = tokio::time::timeout(Duration::from_millis(milliseconds), live.try_follow(&work)).await;
         drop(killed);
-        let pid = std::fs::read_to_string(live.satgres.data_dir().join("pg/postmaster.pid")).unwrap();
-        signal(pid.lines().next().unwrap().parse().unwrap(), libc::SIGKILL);
+        signal(live.satgres.postmaster(), libc::SIGKILL);
         let digest = live.satgres.digest();
         live.client = connect(&live.satgres).await;
         live.connector = Connector::open(&mut live.client, TINY).await.unwrap();

@@ -8,6 +8,7 @@
 mod cgroup;
 mod data_dir;
 mod external;
+mod held_table;
 mod kept_chain;
 mod running;
 mod satgres;
@@ -15,6 +16,7 @@ mod satgres;
 pub use cgroup::{Counted, MemoryCgroup};
 pub use data_dir::{DataDir, close, is_postgres, is_root, open, signal, wait_until};
 pub use external::{ExternalServer, OtherVersion};
+pub use held_table::{hold, release};
 pub use kept_chain::KeptChain;
 pub use running::Running;
 pub use satgres::Satgres;

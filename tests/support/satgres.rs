@@ -89,6 +89,12 @@ impl Satgres {
         self.dir.path().join("data")
     }
 
+    /// The private server's first process.
+    pub fn postmaster(&self) -> i32 {
+        let text = std::fs::read_to_string(self.data_dir().join("pg/postmaster.pid")).unwrap();
+        text.lines().next().unwrap().parse().unwrap()
+    }
+
     /// Replays a blocks folder until it is synced; panics unless it succeeds.
     pub fn run(&self, network: &str, blocks_dir: &Path, options: &[&str]) -> Finished {
         let finished = self.try_run(network, blocks_dir, options);

@@ -145,10 +145,8 @@ fn told(tree: &HeaderTree) -> Vec<(Hash32, u32, u128, Vec<Location>)> {
     (0..tree.len() as u32).map(one).collect()
 }
 
-#[test]
-fn a_tree_scanned_again_equals_one_of_a_fresh_scan() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |number: u32| folder.path().join(format!("blk{number:05}.dat"));
+/// A chain of 40 records, every seventh with a sibling behind it.
+fn forty_records() -> Vec<Vec<u8>> {
     let (mut prev, mut records) = (hash(0), Vec::new());
     for seed in 1..=40 {
         let (hash, record) = mined_record(&prev, seed);
@@ -156,6 +154,14 @@ fn a_tree_scanned_again_equals_one_of_a_fresh_scan() {
         records.push(if seed % 7 == 0 { [record, sibling].concat() } else { record });
         prev = hash;
     }
+    records
+}
+
+#[test]
+fn a_tree_scanned_again_equals_one_of_a_fresh_scan() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |number: u32| folder.path().join(format!("blk{number:05}.dat"));
+    let records = forty_records();
     // Children before parents, a block twice, one whose parent is nowhere.
     std::fs::write(path(0), records[20..30].concat()).unwrap();
     std::fs::write(path(1), records[..20].concat()).unwrap();
@@ -195,13 +201,7 @@ fn a_tree_scanned_again_equals_one_of_a_fresh_scan() {
 fn a_tree_that_grows_in_place_is_that_of_a_fresh_scan() {
     let folder = tempfile::tempdir().unwrap();
     let path = |number: u32| folder.path().join(format!("blk{number:05}.dat"));
-    let (mut prev, mut records) = (hash(0), Vec::new());
-    for seed in 1..=40 {
-        let (hash, record) = mined_record(&prev, seed);
-        let (_, sibling) = mined_record(&prev, seed + 100);
-        records.push(if seed % 7 == 0 { [record, sibling].concat() } else { record });
-        prev = hash;
-    }
+    let records = forty_records();
     std::fs::write(path(0), records[..10].concat()).unwrap();
     // The order is that in which they were seen: here not that of the files.
     let sorted = |tree: &HeaderTree| {
