@@ -103,14 +103,14 @@ fn let_build(satgres: &Satgres) {
     satgres.psql("drop event trigger on_build");
 }
 
-/// Holds every load up before it creates the tables of a segment, until [`go_on`] or a crash of the server.
-fn stall(satgres: &Satgres, segment: u32) -> Session {
+/// Holds every load up before it creates tables whose names contain this, until [`go_on`] or a crash of the server.
+fn stall(satgres: &Satgres, tables: &str) -> Session {
     let started = satgres.command(&["pg", "start"]);
     assert!(started.status.success(), "{}", started.stderr);
     satgres.psql(&format!(
         "create or replace function public.on_copy() returns event_trigger language plpgsql as $$ begin \
            if current_setting('application_name') like 'satgres run copy %' then \
-             if exists (select from ops.segments where segment_id = {segment} and state = 'loading') then \
+             if strpos(current_query(), '{tables}') > 0 then \
                perform pg_advisory_lock_shared(42); \
              end if; \
            end if; \
@@ -174,7 +174,7 @@ fn other_commands_wait_for_the_recovery_too() {
 #[test]
 fn one_process_survives_a_killed_backend_and_a_killed_postmaster() {
     let satgres = Satgres::new();
-    let _stall = stall(&satgres, 2);
+    let _stall = stall(&satgres, "_0002");
     let mut run = Running::run(&satgres, blocks_dir(), &["--segment-bytes", "150KiB"]);
     // The crash of the server ends the stall, too.
     signal(stalled(&satgres), libc::SIGKILL);
@@ -239,7 +239,7 @@ fn exhausted_connections_are_waited_for() {
 fn a_signal_closes_the_open_segment_at_its_last_whole_block() {
     let satgres = Satgres::new();
     // One segment. The pipeline is full, and holds a part of the chain only.
-    let _stall = stall(&satgres, 0);
+    let _stall = stall(&satgres, "_0000");
     let mut run =
         Running::run(&satgres, blocks_dir(), &["--batch-bytes", "10KiB", "--pipeline-bytes", "200KiB"]);
     stalled(&satgres);
@@ -272,7 +272,7 @@ fn a_signal_closes_the_open_segment_at_its_last_whole_block() {
 #[test]
 fn a_second_signal_ends_at_once() {
     let satgres = Satgres::new();
-    let _stall = stall(&satgres, 1);
+    let _stall = stall(&satgres, "_0001");
     let mut run = Running::run(&satgres, blocks_dir(), &SEGMENT);
     stalled(&satgres);
     run.signal(libc::SIGINT);
@@ -285,6 +285,32 @@ fn a_second_signal_ends_at_once() {
     assert_eq!(status.code(), Some(130), "{said}");
     assert!(signalled.elapsed() < Duration::from_secs(5), "{said}");
     go_on(&satgres);
+    satgres.run("regtest", blocks_dir(), &SEGMENT);
+    assert_whole(&satgres);
+}
+
+#[test]
+fn rows_of_the_next_segment_leave_nothing_behind_while_the_last_one_commits() {
+    let satgres = Satgres::new();
+    let _stall = stall(&satgres, "inputs_0000");
+    let run = Running::run(&satgres, blocks_dir(), &SEGMENT);
+    stalled(&satgres);
+    // The outputs of segment 0 are in, and those of segment 1 on their way.
+    backend_of(&satgres, "outputs_0001");
+    let segments =
+        "select segment_id, state, to_regclass('chain.outputs_0000') is not null from ops.segments";
+    assert_eq!(satgres.psql(segments), [["0", "loading", "t"]]);
+    run.kill();
+    go_on(&satgres);
+    assert_no_backends(&satgres);
+    let tables =
+        "select relname from pg_class where relnamespace = 'chain'::regnamespace and relname ~ '_[0-9]{4}$'";
+    assert!(
+        satgres.psql(tables).iter().all(|table| table[0].ends_with("_0000")),
+        "{:?}",
+        satgres.psql(tables)
+    );
+    satgres.psql("drop event trigger on_copy");
     satgres.run("regtest", blocks_dir(), &SEGMENT);
     assert_whole(&satgres);
 }

@@ -57,7 +57,7 @@ impl ReadyRows {
                 match pipeline.next().await?.expect("the segment has an end") {
                     Item::SegmentEnd(end) => {
                         overwritten.extend(end.overwritten);
-                        pipeline.confirm(*segment.heights.end());
+                        pipeline.confirmer().confirm(*segment.heights.end());
                         break;
                     }
                     Item::Late(late) => keep(&mut rows, &late),

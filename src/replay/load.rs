@@ -1,15 +1,14 @@
 //! Loads segments: rows from the pipeline go out through one COPY a table.
 //!
 //! In: segments and the UTXO set before their first block. Out: segments marked `loaded`, each handed on for its
-//! indexes. One segment is open at a time, so that a kill never costs more than one. Where the pipeline is closed early, the
-//! open segment ends at the last block that it gave, and its tables get the bounds that they really have.
-
-use std::sync::Arc;
+//! indexes. A kill never costs more than one segment: the next is recorded when the one before counts, and what was sent of
+//! it before that has not committed. Where the pipeline is closed early, the open segment ends at the last block that it
+//! gave, and its tables get the bounds that they really have.
 
 use deadpool_postgres::Pool;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
-use super::pipeline::{EncodedBatch, Item, Pipeline, PipelineError, SegmentEnd};
+use super::pipeline::{Confirmer, EncodedBatch, Item, Pipeline, PipelineError, SegmentEnd};
 use super::progress::{Counted, Progress};
 use super::schedule::Segment;
 use crate::chain::batch::Overwritten;
@@ -17,7 +16,7 @@ use crate::pg::copy::{CopyError, TableCopy};
 use crate::pg::pool;
 use crate::pg::segments::{self, Counts, SegmentRow};
 use crate::prevouts::UtxoFigures;
-use crate::profile::{Figures, Profile};
+use crate::profile::{Figures, Phase, Profile};
 use crate::rows::Table;
 
 /// Why loading ended early. Segments that are loaded stay; the open one is dropped by the next start.
@@ -56,80 +55,153 @@ pub async fn load_segments(
     segments: &[Segment],
     loaded: &mpsc::UnboundedSender<SegmentRow>,
     profile: &Profile,
-    progress: &Arc<Progress>,
+    progress: &Progress,
 ) -> Result<Option<u32>, LoadError> {
-    let mut height_last = None;
-    for segment in segments {
-        // A pipeline that was closed early may have nothing for it.
-        if !pipeline.has_next().await? {
-            return if pipeline.is_closing() { Ok(height_last) } else { Err(PipelineError::Broken.into()) };
-        }
-        let phase = profile.phase();
-        let (row, utxos) = load_segment(pool, pipeline, segment, progress).await?;
-        pipeline.confirm(row.height_last);
-        progress.committed(row.height_last);
-        profile.step_done();
-        height_last = Some(row.height_last);
-        let figures = Figures {
-            height: Some(row.height_last),
-            blocks: Some(u64::from(row.height_last - row.height_first) + 1),
-            rows: Some(row.counts.txs + row.counts.inputs + row.counts.outputs),
-            bytes: Some(row.counts.block_bytes),
-            cache_hit_ratio: utxos.hit_ratio(),
-            detail: Some(detail(&utxos)),
-        };
-        let client = pool.get().await.map_err(pool::Error::from)?;
-        profile.ended(&phase, &format!("Loaded segment {}", segment.id), figures).record(&client).await;
-        // Nobody listens any more only when restoring has ended, and then that is told.
-        let _ = loaded.send(row);
+    let copies = Table::ALL.map(|table| TableCopy::open(pool, table));
+    let copies = futures_util::future::try_join_all(copies).await?;
+    let loader = Loader { pool, confirmer: pipeline.confirmer(), loaded, profile, progress };
+    let loaded = loader.load(pipeline, segments, &copies).await;
+    let closed = futures_util::future::join_all(copies.into_iter().map(TableCopy::close)).await;
+    match (loaded, closed.into_iter().find_map(Result::err)) {
+        (Err(LoadError::Pipeline(PipelineError::Broken)), Some(why)) => Err(why.into()),
+        (loaded, _) => loaded,
     }
-    Ok(height_last)
 }
 
-async fn load_segment(
-    pool: &Pool,
-    pipeline: &mut Pipeline,
-    segment: &Segment,
-    progress: &Progress,
-) -> Result<(SegmentRow, UtxoFigures), LoadError> {
-    let mut client = pool.get().await.map_err(pool::Error::from)?;
-    let server = |source| LoadError::Server { what: format!("recording segment {}", segment.id), source };
-    segments::begin(&client, segment).await.map_err(server)?;
-    let copies = Table::ALL.map(|table| TableCopy::begin(pool, table, segment));
-    let copies = futures_util::future::try_join_all(copies).await?;
+/// What every segment needs.
+struct Loader<'a> {
+    pool: &'a Pool,
+    confirmer: Confirmer,
+    loaded: &'a mpsc::UnboundedSender<SegmentRow>,
+    profile: &'a Profile,
+    progress: &'a Progress,
+}
 
-    let streamed = stream(pipeline, segment, &copies, progress).await?;
+/// A segment whose rows are all on their way.
+struct Filled {
+    phase: Phase,
+    streamed: Streamed,
+}
 
-    // First every stream ends, then every table commits: a failure in one leaves none behind in most cases, and the
-    // segment counts only once all are in.
-    let mut filled = Vec::with_capacity(copies.len());
-    for copy in copies {
-        filled.push(copy.finish().await?);
+/// A segment whose tables commit.
+struct Committing {
+    /// With the heights that it really has.
+    segment: Segment,
+    filled: Filled,
+    tables: Vec<oneshot::Receiver<()>>,
+}
+
+impl Loader<'_> {
+    /// Fills one segment after the other. While the tables of one still commit, rows of the next are on their way; the
+    /// next is recorded only once the one before counts, so a kill finds one that has begun, or none.
+    async fn load(
+        &self,
+        pipeline: &mut Pipeline,
+        segments: &[Segment],
+        copies: &[TableCopy],
+    ) -> Result<Option<u32>, LoadError> {
+        let mut before = None;
+        for segment in segments {
+            let (begin, is_begun) = oneshot::channel();
+            let earlier = before.take();
+            let recording = async {
+                let height_last = self.end(earlier).await?;
+                if is_begun.await.is_ok() {
+                    let client = self.pool.get().await.map_err(pool::Error::from)?;
+                    segments::begin(&client, segment).await.map_err(server("recording", segment))?;
+                }
+                Ok::<_, LoadError>(height_last)
+            };
+            // If both fail, the earlier segment comes first.
+            let filling = async { Ok(self.fill(pipeline, segment, copies, begin).await) };
+            let (height_last, filled) = futures_util::future::try_join(recording, filling).await?;
+            let Some(filled) = filled? else { return Ok(height_last) };
+            before = Some(commit(segment, filled, copies).await);
+        }
+        self.end(before).await
     }
-    let Some(Streamed { counts, overwritten, end }) = streamed else {
-        // A stream that broke is an error of its `finish`.
-        return Err(PipelineError::Broken.into());
-    };
-    let heights = *segment.heights.start()..=end.height_last;
+
+    /// Sends all rows of a segment; says when it has begun. Returns `None` where a pipeline that was closed early has
+    /// nothing for it.
+    async fn fill(
+        &self,
+        pipeline: &mut Pipeline,
+        segment: &Segment,
+        copies: &[TableCopy],
+        begin: oneshot::Sender<()>,
+    ) -> Result<Option<Filled>, LoadError> {
+        if !pipeline.has_next().await? {
+            return if pipeline.is_closing() { Ok(None) } else { Err(PipelineError::Broken.into()) };
+        }
+        // Nobody hears it any more when the segment before has failed.
+        let _ = begin.send(());
+        let phase = self.profile.phase();
+        for copy in copies {
+            if !copy.begin(segment).await {
+                return Err(PipelineError::Broken.into());
+            }
+        }
+        let streamed = stream(pipeline, segment, copies, self.progress).await?;
+        Ok(Some(Filled { phase, streamed }))
+    }
+
+    /// Waits until the tables of a segment have committed, then makes it count. Returns its last height.
+    async fn end(&self, committing: Option<Committing>) -> Result<Option<u32>, LoadError> {
+        let Some(Committing { segment, filled: Filled { phase, streamed }, tables }) = committing else {
+            return Ok(None);
+        };
+        for table in tables {
+            table.await.map_err(|_| PipelineError::Broken)?;
+        }
+        let mut client = self.pool.get().await.map_err(pool::Error::from)?;
+        let Streamed { counts, overwritten, end } = streamed;
+        segments::mark_loaded(&mut client, &segment, &counts, &overwritten)
+            .await
+            .map_err(server("recording", &segment))?;
+        let (height_first, height_last) = (*segment.heights.start(), *segment.heights.end());
+        self.confirmer.confirm(height_last);
+        self.progress.committed(height_last);
+        self.profile.step_done();
+        let figures = Figures {
+            height: Some(height_last),
+            blocks: Some(u64::from(height_last - height_first) + 1),
+            rows: Some(counts.txs + counts.inputs + counts.outputs),
+            bytes: Some(counts.block_bytes),
+            cache_hit_ratio: end.figures.hit_ratio(),
+            detail: Some(detail(&end.figures)),
+        };
+        let text = format!("Loaded segment {}", segment.id);
+        self.profile.ended(&phase, &text, figures).record(&client).await;
+        let row = SegmentRow {
+            id: segment.id,
+            height_first,
+            height_last,
+            is_attached: false,
+            is_live: false,
+            counts,
+        };
+        // Nobody listens any more only when restoring has ended, and then that is told.
+        let _ = self.loaded.send(row);
+        Ok(Some(height_last))
+    }
+}
+
+/// Lets each table of a segment commit as its stream ends. One that fails leaves the others behind, for the next start
+/// to drop: the segment counts only once all are in.
+async fn commit(segment: &Segment, filled: Filled, copies: &[TableCopy]) -> Committing {
+    let heights = *segment.heights.start()..=filled.streamed.end.height_last;
     let is_early = heights != segment.heights;
-    let segment = &Segment { heights, ..segment.clone() };
-    let commits = filled.iter().zip(Table::ALL).map(|(client, table)| async move {
-        let rebound = segments::rebound_sql(table, segment).filter(|_| is_early);
-        client.batch_execute(&format!("{}; commit", rebound.unwrap_or_default())).await
-    });
-    futures_util::future::try_join_all(commits)
-        .await
-        .map_err(|source| LoadError::Server { what: format!("committing segment {}", segment.id), source })?;
-    segments::mark_loaded(&mut client, segment, &counts, &overwritten).await.map_err(server)?;
-    let row = SegmentRow {
-        id: segment.id,
-        height_first: *segment.heights.start(),
-        height_last: *segment.heights.end(),
-        is_attached: false,
-        is_live: false,
-        counts,
-    };
-    Ok((row, end.figures))
+    let segment = Segment { heights, ..segment.clone() };
+    let mut tables = Vec::with_capacity(copies.len());
+    for copy in copies {
+        tables.push(copy.commit(&segment, is_early).await);
+    }
+    Committing { segment, filled, tables }
+}
+
+fn server(doing: &str, segment: &Segment) -> impl FnOnce(tokio_postgres::Error) -> LoadError {
+    let what = format!("{doing} segment {}", segment.id);
+    move |source| LoadError::Server { what, source }
 }
 
 /// Returns what the UTXO set did, for `ops.phases.detail`.
@@ -156,13 +228,13 @@ struct Streamed {
     end: SegmentEnd,
 }
 
-/// Sends every batch of the segment to its tables, and every row that waited. Returns `None` where a stream broke.
+/// Sends every batch of the segment to its tables, and every row that waited.
 async fn stream(
     pipeline: &mut Pipeline,
     segment: &Segment,
     copies: &[TableCopy],
     progress: &Progress,
-) -> Result<Option<Streamed>, LoadError> {
+) -> Result<Streamed, LoadError> {
     let mut counts = Counts::default();
     let mut overwritten = Vec::new();
     let mut height_due = *segment.heights.start();
@@ -175,15 +247,15 @@ async fn stream(
                     "it ends in time"
                 );
                 overwritten.append(&mut end.overwritten);
-                return Ok(Some(Streamed { counts, overwritten, end }));
+                return Ok(Streamed { counts, overwritten, end });
             }
             Item::Late(rows) => (rows, None),
             Item::Batch(mut batch) => (std::mem::take(&mut batch.rows), Some(batch)),
         };
         for (copy, rows) in copies.iter().zip(rows) {
             if !copy.send(rows).await {
-                // The stream broke: `finish` will say why.
-                return Ok(None);
+                // When it is closed, it says why.
+                return Err(PipelineError::Broken.into());
             }
         }
         let Some(batch) = batch else { continue };

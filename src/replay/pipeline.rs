@@ -150,6 +150,17 @@ impl Closer {
     }
 }
 
+/// Tells a pipeline how far the database is.
+#[derive(Clone, Debug)]
+pub struct Confirmer(Arc<Confirmed>);
+
+impl Confirmer {
+    /// The database holds every block up to `height` for good: checkpoints of earlier ones are not needed any more.
+    pub fn confirm(&self, height: u32) {
+        self.0.set(height);
+    }
+}
+
 /// A running pipeline.
 #[derive(Debug)]
 pub struct Pipeline {
@@ -324,9 +335,9 @@ impl Pipeline {
         }
     }
 
-    /// The database holds every block up to `height` for good: checkpoints of earlier ones are not needed any more.
-    pub fn confirm(&self, height: u32) {
-        self.confirmed.set(height);
+    /// Returns what tells the pipeline how far the database is, while somebody takes its items.
+    pub fn confirmer(&self) -> Confirmer {
+        Confirmer(Arc::clone(&self.confirmed))
     }
 
     fn close_gates(&self) {
