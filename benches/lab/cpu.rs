@@ -1,7 +1,8 @@
 //! Who used how much CPU: this process by thread, the server by what its processes were doing.
 //!
 //! Totals are exact (`/proc/PID/stat` of the postmaster counts every backend that has ended); the split is sampled
-//! every 20 ms from `schedstat`, and what a thread or process did after its last sample is missing from it.
+//! every 20 ms from `schedstat`, and what a thread or process did after its last sample is missing from it. What sampling
+//! itself takes is told, so that nobody counts it as the service's.
 
 use std::collections::HashMap;
 use std::fs;
@@ -11,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 const INTERVAL: Duration = Duration::from_millis(20);
+const SAMPLER: &str = "sampler";
 
 /// CPU seconds of this process and of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -56,7 +58,16 @@ impl Cpu {
 #[derive(Debug)]
 pub struct Sampler {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<HashMap<String, f64>>,
+    thread: JoinHandle<Sampled>,
+}
+
+/// What a sampler saw.
+#[derive(Debug, Default)]
+pub struct Sampled {
+    /// CPU seconds by what was being done, the largest first.
+    pub stages: Vec<(String, f64)>,
+    /// CPU seconds that sampling took; in no stage.
+    pub own_seconds: f64,
 }
 
 impl Sampler {
@@ -64,7 +75,7 @@ impl Sampler {
     pub fn start(postmaster: i32) -> Sampler {
         let stop = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&stop);
-        let thread = std::thread::spawn(move || {
+        let thread = std::thread::Builder::new().name(SAMPLER.to_owned()).spawn(move || {
             let mut before = HashMap::new();
             let mut seconds = HashMap::new();
             let mut is_first = true;
@@ -74,18 +85,17 @@ impl Sampler {
                 std::thread::sleep(INTERVAL);
             }
             sample(postmaster, &mut before, &mut seconds, false);
-            seconds
+            let mut stages: Vec<_> = seconds.into_iter().collect();
+            stages.sort_by(|a, b| b.1.total_cmp(&a.1));
+            Sampled { stages, own_seconds: thread_cpu_seconds() }
         });
-        Sampler { stop, thread }
+        Sampler { stop, thread: thread.expect("the system can start a thread") }
     }
 
-    /// Ends sampling; returns CPU seconds by what was being done, the largest first.
-    pub fn stop(self) -> Vec<(String, f64)> {
+    /// Ends sampling.
+    pub fn stop(self) -> Sampled {
         self.stop.store(true, Ordering::Relaxed);
-        let mut seconds: Vec<_> =
-            self.thread.join().expect("the sampler runs to its end").into_iter().collect();
-        seconds.sort_by(|a, b| b.1.total_cmp(&a.1));
-        seconds
+        self.thread.join().expect("the sampler runs to its end")
     }
 }
 
@@ -99,6 +109,9 @@ fn sample(
     let threads = numbers(&format!("/proc/{own}/task"));
     let threads = threads.into_iter().filter_map(|tid| {
         let name = fs::read_to_string(format!("/proc/{own}/task/{tid}/comm")).ok()?;
+        if name.trim() == SAMPLER {
+            return None;
+        }
         Some((
             tid,
             format!("/proc/{own}/task/{tid}/schedstat"),
@@ -144,6 +157,16 @@ fn process_kind(title: &str) -> &'static str {
         title if title.contains("checkpointer") || title.contains("writer") => "background writing",
         _ => "others",
     }
+}
+
+fn thread_cpu_seconds() -> f64 {
+    // SAFETY: the call fills a plain structure.
+    let time = unsafe {
+        let mut time: libc::timespec = std::mem::zeroed();
+        libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time);
+        time
+    };
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
 fn children(postmaster: i32) -> Vec<i32> {

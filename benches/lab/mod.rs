@@ -7,6 +7,7 @@
 pub mod cpu;
 #[path = "../../tests/support/kept_chain.rs"]
 mod kept_chain;
+pub mod lookups;
 pub mod replayed;
 pub mod round;
 
@@ -19,7 +20,7 @@ use satgres::heap;
 use satgres::network::Network;
 use satgres::pg::cluster::{self, Cluster};
 use satgres::pg::schema::{self, Facts};
-use satgres::pg::{objects, pool};
+use satgres::pg::{conf, objects, pool};
 use satgres::plan::{Phase, Plan};
 use satgres::prevouts::{UtxoLimits, UtxoOptions};
 use satgres::replay::ReplayOptions;
@@ -57,9 +58,30 @@ pub struct Lab {
     pub restore_plan: Plan,
 }
 
+/// What differs from a replay as it is by default.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Changes {
+    /// An option of satgres.toml, such as `store.witness=none`; may be repeated.
+    #[arg(long = "config", value_name = "KEY=VALUE", value_parser = pair)]
+    pub config: Vec<(String, String)>,
+    /// A setting of the server, such as `shared_buffers=1GB`; may be repeated.
+    #[arg(long = "server", value_name = "NAME=VALUE", value_parser = pair)]
+    pub server: Vec<(String, String)>,
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("it lacks a =")?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
 impl Lab {
     /// Makes and starts the server, with the settings of a replay on this machine.
     pub async fn open() -> anyhow::Result<Lab> {
+        Lab::open_with(&Changes::default()).await
+    }
+
+    /// The same, with some changes.
+    pub async fn open_with(changes: &Changes) -> anyhow::Result<Lab> {
         // As the service does.
         heap::bound_leftovers();
         let dir = tempfile::Builder::new().prefix("satgres-bench").tempdir()?;
@@ -68,15 +90,20 @@ impl Lab {
             typed.values.insert(key, value.to_owned());
         }
         typed.values.insert("data_dir", dir.path().join("data").display().to_string());
+        // Keys live as long as the program.
+        let changed = changes.config.iter().map(|(key, value)| (&*key.clone().leak(), value.clone()));
+        typed.values.extend(changed);
         let settings = Settings::resolve(&typed)?;
         let resources = Resources::detect(dir.path());
         let plan = Plan::new(&resources, Phase::Replay, &settings.overrides());
         let restore_plan = Plan::new(&resources, Phase::Restore, &settings.overrides());
-        let options = cluster::Options {
-            settings: settings.server_settings(&plan),
-            reconfigure: true,
-            ..settings.cluster_options()
-        };
+        let mut server = settings.server_settings(&plan);
+        for (name, value) in &changes.server {
+            let name: &'static str = name.clone().leak();
+            server.retain(|setting| setting.name != name);
+            server.push(conf::Setting::new(name, value, "tried by a bench"));
+        }
+        let options = cluster::Options { settings: server, reconfigure: true, ..settings.cluster_options() };
         let cluster = Cluster::start(options).await?;
         Ok(Lab { dir, cluster, settings, plan, restore_plan })
     }
@@ -162,7 +189,10 @@ impl Lab {
             builds_max: self.restore_plan.builds,
             builds_while_loading: self.plan.builds,
             build_bytes: self.restore_plan.maintenance_work_mem_bytes,
-            store: Store { witness: true, script_sig: true },
+            store: Store {
+                witness: self.settings.store.witness.is_full(),
+                script_sig: self.settings.store.script_sig.is_full(),
+            },
             utxos: UtxoOptions {
                 dir: self.coins_dir(),
                 cache_bytes_max: Some(self.plan.utxo_cache_bytes),

@@ -1,5 +1,6 @@
 //! Satgres itself: from raw block files to indexed and attached segments, with what it says of its caches.
 
+use deadpool_postgres::Pool;
 use satgres::profile::Profile;
 use satgres::replay::{self, ReplayOptions, found};
 use satgres::stop::Stop;
@@ -8,7 +9,7 @@ use super::Lab;
 use super::round::{Round, Watch};
 
 /// A replay, and what it left.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Replayed {
     pub round: Round,
     /// Bytes of the chain's tables, without and with their indexes.
@@ -40,10 +41,19 @@ impl Utxos {
 /// Replays once into a fresh database.
 pub async fn replay(lab: &Lab, options: &ReplayOptions) -> anyhow::Result<Replayed> {
     let pool = lab.fresh_database().await?;
+    replay_watched(&pool, options, Watch::start(lab.postmaster())).await
+}
+
+/// The same, and looks what the CPU is used for.
+pub async fn replay_sampled(lab: &Lab, options: &ReplayOptions) -> anyhow::Result<Replayed> {
+    let pool = lab.fresh_database().await?;
+    replay_watched(&pool, options, Watch::start_sampling(lab.postmaster())).await
+}
+
+async fn replay_watched(pool: &Pool, options: &ReplayOptions, watch: Watch) -> anyhow::Result<Replayed> {
     let profile = Profile::quiet();
-    let watch = Watch::start(lab.postmaster());
     let mut found = found::scan(options).await?;
-    replay::run(&pool, &mut found, options, &profile, &Stop::on_signals()).await?;
+    replay::run(pool, &mut found, options, &profile, &Stop::on_signals()).await?;
     let seconds = watch.seconds();
     let client = pool.get().await?;
     // A milestone of the product's own: the time from the start to the last row.

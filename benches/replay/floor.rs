@@ -34,7 +34,7 @@ pub async fn run_with(
     options: &ReplayOptions,
     fill: impl AsyncFn(&ReadySegment) -> anyhow::Result<()>,
 ) -> anyhow::Result<Round> {
-    let watch = Watch::start(lab.postmaster());
+    let watch = Watch::start_sampling(lab.postmaster());
     let (loaded, to_restore) = mpsc::unbounded_channel();
     let (builds, builds_max) = watch::channel(options.builds_while_loading);
     let restoring =

@@ -17,9 +17,8 @@ mod ready;
 mod report;
 
 use clap::Parser;
-use lab::cpu::Sampler;
-use lab::replayed::replay;
-use lab::{Chain, Lab};
+use lab::replayed::replay_sampled;
+use lab::{Chain, Changes, Lab, lookups};
 use ready::ReadyRows;
 
 /// Options of this bench.
@@ -41,6 +40,8 @@ struct Options {
     /// Leaves out the floor with one big segment and psql's \copy.
     #[arg(long)]
     no_extras: bool,
+    #[command(flatten)]
+    changes: Changes,
     /// Given by `cargo bench`; means nothing.
     #[arg(long, hide = true)]
     bench: bool,
@@ -54,23 +55,24 @@ async fn main() -> anyhow::Result<()> {
     }
     harness::machine::print_warnings();
     let chain = Chain::of(options.txs)?;
-    let lab = Lab::open().await?;
+    let lab = Lab::open_with(&options.changes).await?;
     let replay_options = lab.replay_options(&chain, chain.bytes / options.segments + 1);
     eprintln!("making the rows that the floor sends");
     let rows = ReadyRows::make(&replay_options).await?;
     report::head(&chain, &rows, &lab);
 
-    let mut rounds = Vec::new();
-    let mut stages = Vec::new();
+    let (mut rounds, mut latencies) = (Vec::new(), Vec::new());
     for round in 0..options.rounds {
         // Who begins changes with every round.
         let mut floor = None;
         if round % 2 == 0 {
             floor = Some(floor::run(&lab, &rows, &replay_options).await?);
         }
-        let sampler = Sampler::start(lab.postmaster());
-        let product = replay(&lab, &replay_options).await?;
-        stages.push(sampler.stop());
+        let product = replay_sampled(&lab, &replay_options).await?;
+        let client = lab.pool()?.get().await?;
+        client.batch_execute("vacuum analyze chain.transactions, chain.outputs, chain.inputs").await?;
+        latencies.push(lookups::measure(&client, &lookups::all()).await?);
+        drop(client);
         let floor = match floor {
             Some(floor) => floor,
             None => floor::run(&lab, &rows, &replay_options).await?,
@@ -85,6 +87,6 @@ async fn main() -> anyhow::Result<()> {
         extras.push(("psql \\copy of the same bytes", psql::run(&lab, &rows, &replay_options).await?));
     }
     lab.close().await?;
-    report::summary(&chain, &rows, &rounds, &extras, &stages);
+    report::summary(&chain, &rows, &rounds, &extras, &latencies);
     Ok(())
 }

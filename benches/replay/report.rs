@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use satgres::rows::Table;
 
 use crate::harness::stats::{median, median_ratio};
+use crate::lab::lookups::Latencies;
 use crate::lab::replayed::Replayed;
 use crate::lab::round::Round;
 use crate::lab::{Chain, Lab};
@@ -48,7 +49,7 @@ pub fn summary(
     rows: &ReadyRows,
     rounds: &[(Round, Replayed)],
     extras: &[(&str, Round)],
-    stages: &[Vec<(String, f64)>],
+    latencies: &[Latencies],
 ) {
     let floor = |of: Figure| median(rounds.iter().map(|(floor, _)| of(floor)));
     let satgres = |of: Figure| median(rounds.iter().map(|(_, product)| of(&product.round)));
@@ -75,9 +76,9 @@ pub fn summary(
             round.cpu.seconds()
         );
     }
-    print_stages(stages, rows.tx_count() as f64);
-
     let txs = rows.tx_count() as f64;
+    print_stages(rounds, txs);
+    print_latencies(latencies);
     let load = satgres(|round| round.load_seconds);
     let product = &rounds.last().expect("at least one round").1;
     println!(
@@ -103,17 +104,33 @@ pub fn summary(
 }
 
 /// Prints the median over the rounds of each stage's CPU.
-fn print_stages(rounds: &[Vec<(String, f64)>], txs: f64) {
+fn print_stages(rounds: &[(Round, Replayed)], txs: f64) {
+    let floor = stages(rounds.iter().map(|(floor, _)| floor));
+    let satgres = stages(rounds.iter().map(|(_, product)| &product.round));
+    let mut names: Vec<&str> = satgres.keys().copied().collect();
+    names.sort_by(|a, b| satgres[b].total_cmp(&satgres[a]));
+    let all: f64 = satgres.values().sum();
+    println!("\n| stage (sampled) | floor, core-µs a transaction | satgres | share |\n|---|---|---|---|");
+    for name in names {
+        let [floor, satgres] = [&floor, &satgres].map(|stages| stages.get(name).copied().unwrap_or_default());
+        let (us, share) = (1e6 / txs, satgres / all * 100.0);
+        println!("| {name} | {:.2} | {:.2} | {share:.1} % |", floor * us, satgres * us);
+    }
+}
+
+/// Medians over the rounds of the CPU seconds of each stage.
+fn stages<'a>(rounds: impl Iterator<Item = &'a Round>) -> BTreeMap<&'a str, f64> {
     let mut by_name: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    for (name, seconds) in rounds.iter().flatten() {
+    for (name, seconds) in rounds.flat_map(|round| &round.stages) {
         by_name.entry(name).or_default().push(*seconds);
     }
-    let mut stages: Vec<(&str, f64)> =
-        by_name.into_iter().map(|(name, seconds)| (name, median(seconds))).collect();
-    stages.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let all: f64 = stages.iter().map(|stage| stage.1).sum();
-    println!("\n| stage (sampled) | CPU, s | core-µs a transaction | share |\n|---|---|---|---|");
-    for (name, seconds) in stages {
-        println!("| {name} | {seconds:.2} | {:.2} | {:.1} % |", seconds / txs * 1e6, seconds / all * 100.0);
+    by_name.into_iter().map(|(name, seconds)| (name, median(seconds))).collect()
+}
+
+/// Prints the medians over the rounds of each kind of look-up.
+fn print_latencies(rounds: &[Latencies]) {
+    println!("\n| look-up | µs |\n|---|---|");
+    for (at, (name, _)) in rounds.first().into_iter().flatten().enumerate() {
+        println!("| {name} | {:.0} |", median(rounds.iter().map(|round| round[at].1)));
     }
 }
