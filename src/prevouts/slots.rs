@@ -3,17 +3,19 @@
 //! Without a budget every array is an allocation of its own: large ones are mappings, given back as soon as they are
 //! dropped; small ones come from the heap, where a mapping would cost more than the array. Within a budget all arrays
 //! lie in one mapping, each with its place to grow, so that no allocator keeps holes: what the table says it takes is
-//! what the process has.
+//! what the process has. What of an array fills whole huge pages lies in such, where the system has them (madvise(2),
+//! MADV_HUGEPAGE): in a table of gigabytes nearly every look-up misses the processor's table of small pages.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-use super::entry::Words;
+use super::entry::{Words, empty};
 
 /// From here on an array of its own is a mapping.
 const MAPPED_BYTES_MIN: usize = 256 << 10;
 const PAGE_BYTES: usize = 4096;
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// A fixed number of slots, empty at first.
 #[derive(Debug)]
@@ -39,9 +41,12 @@ unsafe impl<const N: usize> Send for Slots<N> {}
 // SAFETY: shared references only read.
 unsafe impl<const N: usize> Sync for Slots<N> {}
 
-/// One mapping for the arrays of all shards, page by page apart.
+/// One mapping for the arrays of all shards, whole pages apart, huge ones where an array may fill one.
 #[derive(Debug)]
 pub(super) struct Region {
+    mapping: NonNull<u8>,
+    mapped_bytes: usize,
+    /// The array of the first shard, where a page begins as large as those between the arrays.
     first: NonNull<u8>,
     stride_bytes: usize,
     shard_count: usize,
@@ -84,9 +89,16 @@ impl Region {
     /// # Panics
     /// If the system has no memory left, as for any allocation.
     pub(super) fn new<const N: usize>(shard_count: usize, slots_max: usize) -> Self {
-        let stride_bytes = Region::stride_bytes::<N>(slots_max);
-        let layout = Layout::array::<u8>(stride_bytes * shard_count).expect("a length below isize::MAX");
-        Region { first: map(layout), stride_bytes, shard_count }
+        let bytes_max = Region::stride_bytes::<N>(slots_max);
+        let page_bytes = if bytes_max >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { PAGE_BYTES };
+        let stride_bytes = bytes_max.next_multiple_of(page_bytes);
+        // Place is not memory: nothing beyond an array is ever touched.
+        let mapped_bytes = stride_bytes * shard_count + page_bytes - PAGE_BYTES;
+        let mapping = map(Layout::array::<u8>(mapped_bytes).expect("a length below isize::MAX"));
+        let before = mapping.as_ptr().align_offset(page_bytes);
+        // SAFETY: a mapping begins at a page, and has place for one larger page less a small one before the arrays.
+        let first = unsafe { mapping.add(before) };
+        Region { mapping, mapped_bytes, first, stride_bytes, shard_count }
     }
 
     /// Returns what an array of `slots_max` slots takes in a region, bytes.
@@ -94,15 +106,34 @@ impl Region {
         (slots_max * size_of::<Words<N>>()).next_multiple_of(PAGE_BYTES)
     }
 
-    /// Returns the first `slot_count` slots of a shard's place, as they are: zeros where nothing was written.
+    /// Returns the first `slot_count` slots of a shard's place, all empty; `used_count` may have been written to.
     ///
     /// # Safety
     /// No other slots of this shard may be in use, and the region must outlive these.
-    pub(super) unsafe fn slots<const N: usize>(&self, shard: usize, slot_count: usize) -> Slots<N> {
-        assert!(shard < self.shard_count && slot_count * size_of::<Words<N>>() <= self.stride_bytes);
+    pub(super) unsafe fn slots<const N: usize>(
+        &self,
+        shard: usize,
+        slot_count: usize,
+        used_count: usize,
+    ) -> Slots<N> {
+        let bytes = |slot_count: usize| slot_count * size_of::<Words<N>>();
+        assert!(shard < self.shard_count && bytes(slot_count.max(used_count)) <= self.stride_bytes);
         // SAFETY: the offset lies inside the mapping, as just checked.
-        let first = unsafe { self.first.add(shard * self.stride_bytes) }.cast();
-        Slots { first, slot_count, memory: Memory::Region }
+        let first = unsafe { self.first.add(shard * self.stride_bytes) };
+        let huge_bytes = bytes(slot_count) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+        if huge_bytes > 0 {
+            let address = first.as_ptr().cast();
+            // SAFETY: private pages of this mapping to which nobody refers: dropped, they read as zeros. Where the system
+            // has no huge pages, the small ones do.
+            unsafe {
+                libc::madvise(address, bytes(used_count).next_multiple_of(PAGE_BYTES), libc::MADV_DONTNEED);
+                libc::madvise(address, huge_bytes, libc::MADV_HUGEPAGE);
+            }
+            return Slots { first: first.cast(), slot_count, memory: Memory::Region };
+        }
+        let mut used = Slots { first: first.cast(), slot_count: used_count, memory: Memory::Region };
+        used.fill(empty());
+        Slots { slot_count, ..used }
     }
 }
 
@@ -151,7 +182,7 @@ impl<const N: usize> Drop for Slots<N> {
 impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: exactly what `new` mapped; whoever took slots has dropped them.
-        unsafe { libc::munmap(self.first.as_ptr().cast(), self.stride_bytes * self.shard_count) };
+        unsafe { libc::munmap(self.mapping.as_ptr().cast(), self.mapped_bytes) };
     }
 }
 
@@ -189,11 +220,34 @@ mod tests {
         assert!(Slots::<5>::new(0).is_empty());
         let region = Region::new::<5>(3, 200);
         // SAFETY: each shard's slots are dropped before others are taken.
-        let take = |shard, slot_count| unsafe { region.slots::<5>(shard, slot_count) };
-        take(1, 100)[99] = [1; 5];
-        assert_eq!(take(1, 200)[98..101], [[0; 5], [1; 5], [0; 5]]);
-        assert!(take(0, 200).iter().chain(take(2, 200).iter()).all(|entry| *entry == [0; 5]));
+        let take = |shard, slot_count, used| unsafe { region.slots::<5>(shard, slot_count, used) };
+        take(1, 100, 0).fill([1; 5]);
+        assert!(take(1, 50, 100).iter().all(|entry| *entry == [0; 5]));
+        assert!(take(1, 200, 50).iter().all(|entry| *entry == [0; 5]));
+        take(1, 200, 200).fill([1; 5]);
+        assert!(take(0, 200, 0).iter().chain(take(2, 200, 0).iter()).all(|entry| *entry == [0; 5]));
         assert_eq!(Slots::<5>::allocated_bytes(100), 4_000);
         assert_eq!(Slots::<5>::allocated_bytes(10_000), 401_408);
+    }
+
+    #[test]
+    fn arrays_that_outgrow_a_huge_page_are_empty_and_apart() {
+        let region = Region::new::<5>(3, 200_000);
+        // SAFETY: each shard's slots are dropped before others are taken.
+        let take = |shard, slot_count, used| unsafe { region.slots::<5>(shard, slot_count, used) };
+        for (slot_count, used) in [(1_000, 0), (60_000, 1_000), (130_000, 60_000), (200_000, 130_000)] {
+            for shard in 0..3 {
+                let mut slots = take(shard, slot_count, used);
+                assert_eq!(slots.as_ptr().align_offset(HUGE_PAGE_BYTES), 0);
+                assert!(slots.iter().all(|entry| *entry == [0; 5]));
+                slots.fill([1 + shard as u64; 5]);
+            }
+        }
+        for shard in 0..3 {
+            // SAFETY: as above; as they were left.
+            let slots = unsafe { region.slots::<5>(shard, 0, 0) };
+            let left = Slots { slot_count: 200_000, ..slots };
+            assert!(left.iter().all(|entry| *entry == [1 + shard as u64; 5]));
+        }
     }
 }

@@ -13,8 +13,8 @@ use super::entry::{Words, empty, holds, is_empty, outpoint, pack, tx_num, unpack
 use super::slots::{Region, Slots};
 use super::{Coin, Fingerprint};
 
-/// Most shards: each growth copies about a thousandth of the table.
-const SHARDS_MAX: u64 = 1024;
+/// Most shards: each growth copies about a 250th of the table, and most of a table of gigabytes lies in huge pages.
+const SHARDS_MAX: u64 = 256;
 /// A shard of a small budget; fewer bytes would cost more in unevenly filled shards than they save in copies.
 const SHARD_BYTES: u64 = 256 << 10;
 const PAGE_BYTES: u64 = 4096;
@@ -296,11 +296,14 @@ impl<const N: usize> Table<N> {
             _ => Region::stride_bytes::<N>(slot_count) as u64,
         };
         self.allocated_bytes = self.allocated_bytes - bytes(shard.slots.len()) + bytes(slot_count);
-        shard.slots.fill(empty());
+        let used_count = shard.slots.len();
         shard.slots = Slots::new(0);
         // SAFETY: the shard's slots were just given up, and the table drops its shards before its region.
-        shard.slots = unsafe { region.slots(index, slot_count) };
-        shard.refill(&self.moving, shard_count);
+        shard.slots = unsafe { region.slots(index, slot_count, used_count) };
+        shard.used = 0;
+        for entry in &self.moving {
+            shard.insert(entry, place(entry[0], shard_count).1);
+        }
     }
 }
 

@@ -38,8 +38,8 @@ fn a_budget_gives_these_shards() {
     assert_eq!(within(400, ENTRY_BYTES), (1, 10, 8));
     assert_eq!(within(64 << 10, ENTRY_BYTES), (1, 1_638, 1_433));
     assert_eq!(within(1 << 20, ENTRY_BYTES), (1, 26_214, 22_937));
-    assert_eq!(within(100 << 20, ENTRY_BYTES), (400, 6_451, 2_257_850));
-    assert_eq!(within(8 << 30, ENTRY_BYTES), (1_024, 209_510, 187_720_960));
+    assert_eq!(within(100 << 20, ENTRY_BYTES), (256, 10_137, 2_270_688));
+    assert_eq!(within(8 << 30, ENTRY_BYTES), (256, 835_584, 187_170_816));
 }
 
 #[test]
