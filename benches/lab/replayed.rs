@@ -15,6 +15,8 @@ pub struct Replayed {
     /// Bytes of the chain's tables, without and with their indexes.
     pub heap_bytes: i64,
     pub all_bytes: i64,
+    /// Bytes of each table and index, over all segments, the largest first.
+    pub relations: Vec<(String, i64)>,
     pub utxos: Utxos,
 }
 
@@ -67,6 +69,16 @@ async fn replay_watched(pool: &Pool, options: &ReplayOptions, watch: Watch) -> a
             &[],
         )
         .await?;
+    let relations = client
+        .query(
+            "select regexp_replace(c.relname, '_[0-9]{4}', ''), \
+             sum(case c.relkind when 'r' then pg_table_size(c.oid) else pg_relation_size(c.oid) end)::int8 \
+             from pg_class c where c.relnamespace = 'chain'::regnamespace and c.relkind in ('r', 'i') \
+             group by 1 order by 2 desc",
+            &[],
+        )
+        .await?;
+    let relations = relations.iter().map(|row| (row.get(0), row.get(1))).collect();
     let figures = client
         .query_one(
             "select sum((detail->>'prevouts')::int8)::int8, sum((detail->>'prevouts_waited')::int8)::int8, \
@@ -86,5 +98,5 @@ async fn replay_watched(pool: &Pool, options: &ReplayOptions, watch: Watch) -> a
         read_bytes: figures.get(5),
         cache_bytes_max: figures.get(6),
     };
-    Ok(Replayed { round, heap_bytes: sizes.get(0), all_bytes: sizes.get(1), utxos })
+    Ok(Replayed { round, heap_bytes: sizes.get(0), all_bytes: sizes.get(1), relations, utxos })
 }

@@ -79,6 +79,7 @@ pub fn summary(
     let txs = rows.tx_count() as f64;
     print_stages(rounds, txs);
     print_latencies(latencies);
+    print_sizes(&rounds.last().expect("at least one round").1, txs);
     let load = satgres(|round| round.load_seconds);
     let product = &rounds.last().expect("at least one round").1;
     println!(
@@ -132,5 +133,16 @@ fn print_latencies(rounds: &[Latencies]) {
     println!("\n| look-up | µs |\n|---|---|");
     for (at, (name, _)) in rounds.first().into_iter().flatten().enumerate() {
         println!("| {name} | {:.0} |", median(rounds.iter().map(|round| round[at].1)));
+    }
+}
+
+/// Prints how large each table and index is.
+fn print_sizes(replayed: &Replayed, txs: f64) {
+    println!("\n| table or index | bytes a transaction |\n|---|---|");
+    for (name, bytes) in &replayed.relations {
+        let bytes = *bytes as f64 / txs;
+        if bytes >= 1.0 {
+            println!("| {name} | {bytes:.0} |");
+        }
     }
 }

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use deadpool_postgres::Pool;
+use deadpool_postgres::{ClientWrapper, Pool};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -70,6 +70,13 @@ impl Job {
     }
 }
 
+/// An index that is built, with the connection that built it.
+struct Built {
+    client: ClientWrapper,
+    segment: u32,
+    seconds: f64,
+}
+
 struct Waiting {
     row: SegmentRow,
     jobs_left: usize,
@@ -99,7 +106,9 @@ pub async fn restore(
 ) -> Result<Restored, RestoreError> {
     let mut queue: Vec<Job> = Vec::new();
     let mut waiting: VecDeque<Waiting> = VecDeque::new();
-    let mut running: JoinSet<Result<(u32, f64), RestoreError>> = JoinSet::new();
+    let mut running: JoinSet<Result<Built, RestoreError>> = JoinSet::new();
+    // Connections of builds that have ended: each carries settings, and can be found and ended by its name.
+    let mut idle: Vec<ClientWrapper> = Vec::new();
     let mut builds = builds_max.clone();
     let mut restored = Restored::default();
     let is_set = is_sort_memory_set(&pool).await?;
@@ -117,7 +126,7 @@ pub async fn restore(
             let workers =
                 if is_open { 0 } else { builds.borrow().saturating_sub(running.len() + 1 + queue.len()) };
             let sort_bytes = (!is_set).then(|| sort_bytes(job.row_count, build_bytes));
-            running.spawn(build(pool.clone(), job, workers.min(1), sort_bytes, profile.clone()));
+            running.spawn(build(pool.clone(), idle.pop(), job, workers.min(1), sort_bytes, profile.clone()));
         }
         if !is_open && running.is_empty() && waiting.is_empty() {
             return Ok(restored);
@@ -132,7 +141,8 @@ pub async fn restore(
                 None => is_open = false,
             },
             Some(done) = running.join_next(), if !running.is_empty() => {
-                let (segment, seconds) = done.expect("builds never panic")?;
+                let Built { client, segment, seconds } = done.expect("builds never panic")?;
+                idle.push(client);
                 restored.build_seconds += seconds;
                 let segment = waiting.iter_mut().find(|waiting| waiting.row.id == segment);
                 segment.expect("a build belongs to a segment that waits").jobs_left -= 1;
@@ -194,18 +204,20 @@ fn job(segment: &SegmentRow, index: &'static Index) -> Job {
 /// Builds one index in one autocommitted statement.
 async fn build(
     pool: Pool,
+    client: Option<ClientWrapper>,
     job: Job,
     workers: usize,
     sort_bytes: Option<u64>,
     profile: Profile,
-) -> Result<(u32, f64), RestoreError> {
-    // A connection of its own: it carries settings, and can be found and ended by its name.
-    let client = pool::connect_copy(&pool).await?;
+) -> Result<Built, RestoreError> {
+    let client = match client {
+        Some(client) => client,
+        None => pool::connect_copy(&pool).await?,
+    };
     let name = job.index.segment_name(job.segment);
     let server = |source| RestoreError::Server { what: format!("building index {name}"), source };
     let named = format!("set application_name = '{}'", pool::BUILD);
-    client.batch_execute(&named).await.map_err(server)?;
-    let mut settings = format!("set max_parallel_maintenance_workers = {workers}");
+    let mut settings = format!("{named}; set max_parallel_maintenance_workers = {workers}");
     if let Some(bytes) = sort_bytes {
         settings.push_str(&format!("; set maintenance_work_mem = '{}kB'", bytes / 1024));
     }
@@ -231,7 +243,7 @@ async fn build(
     profile.step_done();
     mark_done(&client, job.segment, &name, row.seconds).await?;
     row.record(&client).await;
-    Ok((job.segment, row.seconds))
+    Ok(Built { client, segment: job.segment, seconds: row.seconds })
 }
 
 async fn mark_done(
