@@ -86,16 +86,18 @@ type BlockTxs = Vec<([u8; 32], Vec<[u8; 32]>)>;
 
 async fn txnum_caches(options: &ReplayOptions) -> anyhow::Result<()> {
     let blocks = read_blocks(options).await?;
-    println!("\n| TxNumCache | bytes | hit ratio | a look-up | an insert |\n|---|---|---|---|---|");
+    println!(
+        "\n| TxNumCache | bytes | all, s | hit ratio | misses | a look-up | an insert |\n|---|---|---|---|---|---|---|"
+    );
     for buckets in [10, 100] {
         for bucket_size in [10_000, 25_000, 100_000] {
             let mut cache = TxNumCache::new(buckets, bucket_size, FingerprintKey::random()?);
             let (mut looking, mut inserting) = (Duration::ZERO, Duration::ZERO);
-            let (mut look_ups, mut inserts) = (0, 0);
+            let (mut look_ups, mut misses, mut inserts) = (0, 0_u32, 0);
             for (height, block) in (0_i64..).zip(&blocks) {
                 let began = Instant::now();
                 for spent in block.iter().flat_map(|(_, spent)| spent) {
-                    std::hint::black_box(cache.get(spent));
+                    misses += u32::from(std::hint::black_box(cache.get(spent)).is_none());
                     look_ups += 1;
                 }
                 looking += began.elapsed();
@@ -107,8 +109,9 @@ async fn txnum_caches(options: &ReplayOptions) -> anyhow::Result<()> {
                 inserting += began.elapsed();
             }
             println!(
-                "| {buckets} x {bucket_size} | {:.1} MB | {:.3} | {:.0} ns | {:.0} ns |",
+                "| {buckets} x {bucket_size} | {:.1} MB | {:.2} | {:.3} | {misses} | {:.0} ns | {:.0} ns |",
                 cache.allocated_bytes() as f64 / 1e6,
+                (looking + inserting).as_secs_f64(),
                 cache.hit_ratio().unwrap_or_default(),
                 looking.as_nanos() as f64 / f64::from(look_ups),
                 inserting.as_nanos() as f64 / f64::from(inserts),

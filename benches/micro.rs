@@ -164,22 +164,25 @@ fn coin_table(runner: &mut Runner) {
     );
 }
 
-/// The belt by its number of buckets: a budget of 200,000 coins.
+/// The belt by its number of buckets, and by the coins that it has place for.
 fn belt(runner: &mut Runner) {
+    let insert = |runner: &mut Runner, name: &str, coins, buckets| {
+        let each = unit("tx", fixture::Belt::TXS);
+        runner.bench_with(name, each, || fixture::Belt::new(coins, buckets), fixture::Belt::insert);
+    };
     for buckets in [2, 10, 100] {
         let name = format!("belt of {buckets} buckets, insert with eviction to runs");
-        runner.bench_with(
-            &name,
-            unit("tx", fixture::Belt::TXS),
-            || fixture::Belt::new(buckets),
-            fixture::Belt::insert,
-        );
+        insert(runner, &name, 200_000, buckets);
         let name = format!("belt of {buckets} buckets, spend");
-        runner.bench_with(
-            &name,
-            unit("tx", fixture::Belt::TXS),
-            || fixture::Belt::new(buckets),
-            fixture::Belt::turn,
+        let each = unit("tx", fixture::Belt::TXS);
+        runner.bench_with(&name, each, || fixture::Belt::new(200_000, buckets), fixture::Belt::turn);
+    }
+    for coins in [50_000, 1_000_000] {
+        insert(
+            runner,
+            &format!("belt of 10 buckets, insert with eviction to runs, {coins} coins"),
+            coins,
+            10,
         );
     }
 }

@@ -57,6 +57,21 @@ pub fn of_outputs(table: &str) -> [LookUp; 2] {
 /// The median time of each kind of look-up, microseconds.
 pub type Latencies = Vec<(&'static str, f64)>;
 
+/// Returns the time that telling the type of a script takes in SQL, microseconds, over many scripts.
+pub async fn script_type(client: &Client) -> anyhow::Result<f64> {
+    let scripts = "(select script from chain.outputs limit 100000) scripts";
+    let seconds_of = async |column: &str| {
+        let began = Instant::now();
+        let counted =
+            client.query_one(&format!("select count({column}), count(*) from {scripts}"), &[]).await?;
+        anyhow::Ok((began.elapsed().as_secs_f64(), counted.get::<_, i64>(1)))
+    };
+    seconds_of("script").await?;
+    let (without, _) = seconds_of("script").await?;
+    let (with, scripts) = seconds_of("chain.script_type(script)").await?;
+    Ok((with - without) / scripts as f64 * 1e6)
+}
+
 /// Measures each kind of look-up; statistics are gathered.
 pub async fn measure(client: &Client, look_ups: &[LookUp]) -> anyhow::Result<Latencies> {
     let mut latencies = Vec::new();

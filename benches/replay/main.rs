@@ -71,7 +71,9 @@ async fn main() -> anyhow::Result<()> {
         let product = replay_sampled(&lab, &replay_options).await?;
         let client = lab.pool()?.get().await?;
         client.batch_execute("vacuum analyze chain.transactions, chain.outputs, chain.inputs").await?;
-        latencies.push(lookups::measure(&client, &lookups::all()).await?);
+        let mut measured = lookups::measure(&client, &lookups::all()).await?;
+        measured.push(("type of a script", lookups::script_type(&client).await?));
+        latencies.push(measured);
         drop(client);
         let floor = match floor {
             Some(floor) => floor,

@@ -132,7 +132,7 @@ fn stages<'a>(rounds: impl Iterator<Item = &'a Round>) -> BTreeMap<&'a str, f64>
 fn print_latencies(rounds: &[Latencies]) {
     println!("\n| look-up | µs |\n|---|---|");
     for (at, (name, _)) in rounds.first().into_iter().flatten().enumerate() {
-        println!("| {name} | {:.0} |", median(rounds.iter().map(|round| round[at].1)));
+        println!("| {name} | {:.1} |", median(rounds.iter().map(|round| round[at].1)));
     }
 }
 
