@@ -53,7 +53,7 @@ impl LateRows {
         })
     }
 
-    /// Settles what waits and hands the completed rows out, piece by piece.
+    /// Settles what waits and hands the completed rows out, piece by piece, each in buffers of `empty`.
     ///
     /// # Errors
     /// The first rule that a waiting spend breaks, a file that failed, or what `send` gives.
@@ -61,6 +61,7 @@ impl LateRows {
         &mut self,
         set: &mut UtxoSet,
         overwritten: &mut Vec<Overwritten>,
+        empty: impl Fn() -> Encoded,
         mut send: impl FnMut(Encoded) -> Result<(), PipelineError>,
     ) -> Result<(), PipelineError> {
         let Some(spill) = self.spill.take() else {
@@ -73,7 +74,7 @@ impl LateRows {
             source,
         })?;
         let mut reader = SealedReader::new(file, &self.path, SEED, Some(seal));
-        let mut piece = Encoded::default();
+        let mut piece = empty();
         set.settle::<PipelineError>(overwritten, |settled| {
             let table = match settled {
                 Settled::Input { .. } => Table::Inputs,
@@ -94,7 +95,7 @@ impl LateRows {
                 }
             }
             if piece.buffers.iter().map(Vec::len).sum::<usize>() >= PIECE_BYTES {
-                send(std::mem::take(&mut piece))?;
+                send(std::mem::replace(&mut piece, empty()))?;
             }
             Ok(())
         })?;

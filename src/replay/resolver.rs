@@ -140,7 +140,8 @@ impl Resolver {
     /// Completes what waits and sends it to the loader.
     fn settle(&mut self) -> Result<(), PipelineError> {
         let Resolver { set, late, late_gate, pools, loader, overwritten, order, .. } = self;
-        late.complete(set, overwritten, |Encoded { buffers }| {
+        let empty = || Encoded { buffers: std::array::from_fn(|table| pools[table].take()) };
+        late.complete(set, overwritten, empty, |Encoded { buffers }| {
             let bytes = buffers.iter().map(Vec::len).sum::<usize>() as u64;
             if bytes == 0 {
                 return Ok(());
