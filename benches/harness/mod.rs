@@ -63,6 +63,8 @@ pub struct Runner {
     /// Unit of the table whose head was printed last.
     head: Option<&'static str>,
     total_seconds: f64,
+    /// Coefficient of variation of each benchmark that ran several times.
+    variations: Vec<(String, f64)>,
 }
 
 impl Runner {
@@ -80,7 +82,15 @@ impl Runner {
             println!();
         }
         let method = Method::of_this_clock(&options);
-        Runner { options, method, counters, lines: Vec::new(), head: None, total_seconds: 0.0 }
+        Runner {
+            options,
+            method,
+            counters,
+            lines: Vec::new(),
+            head: None,
+            total_seconds: 0.0,
+            variations: Vec::new(),
+        }
     }
 
     /// Runs one benchmark, if the filter lets it.
@@ -106,8 +116,15 @@ impl Runner {
         if self.options.endless {
             endless(name, &mut once);
         }
-        let measured = measure(&self.method, self.counters.as_mut(), &mut once);
-        self.line(name, &unit, &measured);
+        let mut results = Vec::new();
+        for _ in 0..self.options.repeat {
+            let measured = measure(&self.method, self.counters.as_mut(), &mut once);
+            self.line(name, &unit, &measured);
+            results.push(self.lines.last().expect("just added").ns_per_call);
+        }
+        if results.len() > 1 {
+            self.variations.push((name.to_owned(), stats::coefficient_of_variation(&results)));
+        }
     }
 
     /// Runs one benchmark at several sizes: at `sizes`, or at those of `--asymptote`, which also fits its complexity.
@@ -129,7 +146,7 @@ impl Runner {
         }
         let points: Vec<fit::Point> = sizes
             .iter()
-            .zip(&self.lines[lines_before..])
+            .zip(self.lines[lines_before..].chunks(self.options.repeat as usize).flat_map(<[Line]>::first))
             .map(|(&size, line)| fit::Point { n: size as f64, seconds: line.ns_per_call * 1e-9 })
             .collect();
         if is_fitted && points.len() >= 3 && !self.options.json {
@@ -144,6 +161,7 @@ impl Runner {
             println!("{}", report::json(&self.lines));
         } else {
             println!("\n{} benchmarks in {:.1} s", self.lines.len(), self.total_seconds);
+            print!("{}", report::variations(&self.variations));
         }
     }
 

@@ -21,6 +21,9 @@ pub struct Options {
     /// Runs the first benchmark that the filter lets through until it is interrupted: for profilers.
     #[arg(long)]
     pub endless: bool,
+    /// Runs each benchmark so many times and tells how much the results vary.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    pub repeat: u32,
     /// Epochs of each benchmark; the median of them is shown.
     #[arg(long, value_name = "N", default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub epochs: u32,

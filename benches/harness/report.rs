@@ -128,6 +128,20 @@ pub fn fits(name: &str, fits: &[Fit]) -> String {
     text
 }
 
+/// Renders how much the results of repeated runs vary, with the median of all; nothing where none was repeated.
+pub fn variations(variations: &[(String, f64)]) -> String {
+    if variations.is_empty() {
+        return String::new();
+    }
+    let mut text = String::from("\n|  variation | benchmark\n|-----------:|:----------\n");
+    for (name, coefficient) in variations {
+        text.push_str(&format!("|     {:>5.2}% | `{name}`\n", coefficient * 100.0));
+    }
+    let median = super::stats::median(variations.iter().map(|variation| variation.1));
+    text.push_str(&format!("\nmedian_variation_percent={:.2}\n", median * 100.0));
+    text
+}
+
 /// Returns all lines as JSON.
 pub fn json(lines: &[Line]) -> String {
     let results: Vec<serde_json::Value> = lines
