@@ -6,14 +6,18 @@ mod support;
 
 use std::{
     fs,
+    io::{self, Write},
     os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     path::Path,
+    sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use satgres::pg::{
     cluster::{Cluster, Error, Options, ServiceLock},
     conf::Setting,
     pool,
+    run_lock::RunLock,
 };
 use support::{DataDir, close, is_postgres, is_root, open, signal, wait_until};
 
@@ -60,6 +64,52 @@ async fn first_start_makes_a_private_server_and_the_second_adopts_it() {
     let log = fs::read_to_string(dir.path().join("pg.log")).unwrap();
     assert!(!log.contains("connection to client lost"), "connections are closed properly:\n{log}");
     assert!(!Cluster::stop(dir.path().into()).await.unwrap());
+}
+
+/// A connection that is dropped just before is not told as lost; one that nobody drops is ended all the same.
+#[tokio::test]
+async fn ending_a_runs_backends_leaves_an_idle_one_the_time_to_say_goodbye() {
+    let dir = DataDir::new();
+    let cluster = Cluster::start(dir.options()).await.unwrap();
+    let told = Told::default();
+    let writer = told.clone();
+    let _guard = tracing::subscriber::set_default(
+        tracing_subscriber::fmt().with_writer(move || writer.clone()).finish(),
+    );
+    let lock = RunLock::take(&cluster.pg_config().into()).await.unwrap();
+    let pool = pool::pool(cluster.pg_config(), 2).unwrap();
+    for is_dropped in [true, false] {
+        let client = pool::connect_copy(&pool).await.unwrap();
+        client.batch_execute(&format!("set application_name = '{}'", pool::BUILD)).await.unwrap();
+        let dropping = async {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            (!is_dropped).then_some(client)
+        };
+        let (ended, client) = tokio::join!(lock.end_backends(pool::RUN), dropping);
+        ended.unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let text = String::from_utf8(told.0.lock().unwrap().clone()).unwrap();
+        for told in ["a connection to PostgreSQL was lost", "ending backends"] {
+            assert_eq!(text.contains(told), !is_dropped, "{text}");
+        }
+        drop(client);
+    }
+    drop(lock);
+    Cluster::stop(dir.path().into()).await.unwrap();
+}
+
+/// What was logged.
+#[derive(Clone, Default)]
+struct Told(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Told {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(text)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 #[tokio::test]

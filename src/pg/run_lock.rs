@@ -19,6 +19,8 @@ const KEY: i64 = 0x7361_7467_5f72_756e;
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
 /// How long backends of an earlier run may take to end.
 const END_WAIT_MAX: Duration = Duration::from_secs(60);
+/// How long idle ones may take to end by themselves: the goodbye of a connection that was dropped may be on its way.
+const GOODBYE_WAIT: Duration = Duration::from_millis(500);
 /// Pause between two looks.
 const POLL: Duration = Duration::from_millis(50);
 
@@ -34,7 +36,9 @@ const HOLDER: &str = "select a.pid, a.application_name, coalesce(a.client_addr::
        and l.classid = ($1::int8 >> 32)::int4::oid and l.objid = (($1::int8 << 32) >> 32)::int4::oid";
 
 /// Same database, same user, a name that only a run's connections bear, and not this one.
-const END: &str = "select pid, application_name, pg_terminate_backend(pid) from pg_stat_activity \
+const END: &str = "select pid, \
+       case when $2 or state is distinct from 'idle' then pg_terminate_backend(pid) else false end \
+     from pg_stat_activity \
      where datname = current_database() and usename = current_user and pid <> pg_backend_pid() \
        and starts_with(application_name, $1)";
 
@@ -151,13 +155,13 @@ impl RunLock {
         let began = Instant::now();
         let mut is_told = false;
         loop {
-            let rows = self.client.query(END, &[&prefix]).await;
+            let rows = self.client.query(END, &[&prefix, &(began.elapsed() > GOODBYE_WAIT)]).await;
             let rows = rows.map_err(server("end the backends of an earlier run"))?;
             if rows.is_empty() {
                 return Ok(());
             }
             let pids: Vec<i32> = rows.iter().map(|row| row.get(0)).collect();
-            if !is_told {
+            if !is_told && rows.iter().any(|row| row.get(1)) {
                 is_told = true;
                 info!(?pids, "ending backends that have nobody to work for any more");
             }
