@@ -14,8 +14,8 @@ use bitcoin::consensus::deserialize;
 use bitcoin::hashes::Hash;
 use clap::Parser;
 use harness::stats::median;
+use lab::ChainArgs;
 use lab::replayed::{Replayed, replay};
-use lab::{Chain, Lab};
 use satgres::prevouts::{FingerprintKey, TxNumCache};
 use satgres::replay::{ReplayOptions, found};
 
@@ -26,26 +26,20 @@ const PERCENTS: [u64; 6] = [100, 50, 10, 5, 1, 0];
 #[derive(Clone, Debug, Parser)]
 #[command(about = "Replays a generated chain with caches of several sizes", disable_version_flag = true)]
 struct Options {
-    /// Transactions of the chain, about.
-    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
-    txs: u64,
+    #[command(flatten)]
+    chain: ChainArgs,
     /// Rounds, each with all sizes.
     #[arg(long, value_name = "N", default_value_t = 2)]
     rounds: usize,
     /// Segments that the chain is cut into.
     #[arg(long, value_name = "N", default_value_t = 12)]
     segments: u64,
-    /// Given by `cargo bench`; means nothing.
-    #[arg(long, hide = true)]
-    bench: bool,
 }
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let options = Options::parse();
-    harness::machine::print_warnings();
-    let chain = Chain::of(options.txs)?;
-    let lab = Lab::open().await?;
+    let (chain, lab) = options.chain.open().await?;
     let mut replay_options = lab.replay_options(&chain, chain.bytes / options.segments);
 
     replay_options.utxos.cache_bytes_max = None;

@@ -13,24 +13,20 @@ use std::time::Instant;
 
 use clap::Parser;
 use harness::stats::median;
+use lab::ChainArgs;
 use lab::lookups::{self, Latencies};
 use lab::replayed::replay;
-use lab::{Chain, Lab};
 use tokio_postgres::Client;
 
 /// Options of this bench.
 #[derive(Clone, Debug, Parser)]
 #[command(about = "Builds the indexes of outputs in several orders of rows", disable_version_flag = true)]
 struct Options {
-    /// Transactions of the chain, about.
-    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
-    txs: u64,
+    #[command(flatten)]
+    chain: ChainArgs,
     /// Rounds of each layout, alternating.
     #[arg(long, value_name = "N", default_value_t = 3)]
     rounds: usize,
-    /// Given by `cargo bench`; means nothing.
-    #[arg(long, hide = true)]
-    bench: bool,
 }
 
 /// How the copy of the outputs is laid out.
@@ -64,9 +60,7 @@ struct Tried {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let options = Options::parse();
-    harness::machine::print_warnings();
-    let chain = Chain::of(options.txs)?;
-    let lab = Lab::open().await?;
+    let (chain, lab) = options.chain.open().await?;
     replay(&lab, &lab.replay_options(&chain, u64::MAX)).await?;
     let pool = lab.pool()?;
     let client = pool.get().await?;
@@ -82,9 +76,9 @@ async fn main() -> anyhow::Result<()> {
     drop(client);
     println!("{} transactions\n", chain.txs);
     println!(
-        "| layout | key, s | script index, s | both indexes | script, µs | outputs of a transaction, µs |"
+        "| layout | copy, s | key, s | script index, s | both indexes | script, µs | outputs of a transaction, µs |"
     );
-    println!("|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|");
     for (layout, tried) in LAYOUTS.iter().zip(&tried) {
         let of = |figure: fn(&Tried) -> f64| median(tried.iter().map(figure));
         println!(

@@ -15,7 +15,7 @@ use anyhow::ensure;
 use clap::Parser;
 use harness::stats::median;
 use lab::replayed::replay;
-use lab::{Chain, Lab};
+use lab::{Chain, ChainArgs, Lab};
 use satgres::pg::validate::validate_all;
 use tokio::process::Command;
 
@@ -23,25 +23,19 @@ use tokio::process::Command;
 #[derive(Clone, Debug, Parser)]
 #[command(about = "Restores indexes and constraints in several ways", disable_version_flag = true)]
 struct Options {
-    /// Transactions of the chain, about.
-    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
-    txs: u64,
+    #[command(flatten)]
+    chain: ChainArgs,
     /// Rounds of each number of builds, alternating.
     #[arg(long, value_name = "N", default_value_t = 3)]
     rounds: usize,
-    /// Given by `cargo bench`; means nothing.
-    #[arg(long, hide = true)]
-    bench: bool,
 }
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let options = Options::parse();
-    harness::machine::print_warnings();
-    let chain = Chain::of(options.txs)?;
+    let (chain, lab) = options.chain.open().await?;
     let cores = std::thread::available_parallelism()?.get();
     let builds: Vec<usize> = [1, 2, 4, 8].into_iter().filter(|builds| *builds <= cores.max(2)).collect();
-    let lab = Lab::open().await?;
     let mut restored = vec![Vec::new(); builds.len()];
     let (mut not_valid, mut validated) = (Vec::new(), Vec::new());
     for _ in 0..options.rounds {

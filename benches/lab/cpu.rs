@@ -64,7 +64,7 @@ pub struct Sampler {
 /// What a sampler saw.
 #[derive(Debug, Default)]
 pub struct Sampled {
-    /// CPU seconds by what was being done, the largest first.
+    /// CPU seconds by what was being done.
     pub stages: Vec<(String, f64)>,
     /// CPU seconds that sampling took; in no stage.
     pub own_seconds: f64,
@@ -85,9 +85,7 @@ impl Sampler {
                 std::thread::sleep(INTERVAL);
             }
             sample(postmaster, &mut before, &mut seconds, false);
-            let mut stages: Vec<_> = seconds.into_iter().collect();
-            stages.sort_by(|a, b| b.1.total_cmp(&a.1));
-            Sampled { stages, own_seconds: thread_cpu_seconds() }
+            Sampled { stages: seconds.into_iter().collect(), own_seconds: thread_cpu_seconds() }
         });
         Sampler { stop, thread: thread.expect("the system can start a thread") }
     }

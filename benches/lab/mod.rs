@@ -48,6 +48,25 @@ impl Chain {
     }
 }
 
+/// Options of the benches that load a chain.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ChainArgs {
+    /// Transactions of the chain, about.
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    pub txs: u64,
+    /// Given by `cargo bench`; means nothing.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+impl ChainArgs {
+    /// Says what makes this machine unfit, then makes the chain and the server.
+    pub async fn open(&self) -> anyhow::Result<(Chain, Lab)> {
+        crate::harness::machine::print_warnings();
+        Ok((Chain::of(self.txs)?, Lab::open().await?))
+    }
+}
+
 /// A private server in a temporary folder.
 #[derive(Debug)]
 pub struct Lab {

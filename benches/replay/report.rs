@@ -79,9 +79,9 @@ pub fn summary(
     let txs = rows.tx_count() as f64;
     print_stages(rounds, txs);
     print_latencies(latencies);
-    print_sizes(&rounds.last().expect("at least one round").1, txs);
-    let load = satgres(|round| round.load_seconds);
     let product = &rounds.last().expect("at least one round").1;
+    print_sizes(product, txs);
+    let load = satgres(|round| round.load_seconds);
     println!(
         "\nloading: {:.0} tx/s, {:.2} M rows/s, {:.1} MB/s of blocks; database {:.0} B/tx of heap, {:.0} of indexes, {:.2} bytes a byte of block",
         txs / load,

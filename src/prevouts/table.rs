@@ -280,10 +280,7 @@ impl<const N: usize> Table<N> {
             self.allocated_bytes -= Slots::<N>::allocated_bytes(shard.slots.len());
             self.allocated_bytes += Slots::<N>::allocated_bytes(slot_count);
             let old = std::mem::replace(&mut shard.slots, Slots::new(slot_count));
-            shard.used = 0;
-            for entry in old.iter().filter(|entry| !is_empty(entry)) {
-                shard.insert(entry, place(entry[0], shard_count).1);
-            }
+            shard.insert_all(old.iter().filter(|entry| !is_empty(entry)), shard_count);
             return;
         };
         // The array grows in its place: its entries step aside meanwhile.
@@ -300,10 +297,7 @@ impl<const N: usize> Table<N> {
         shard.slots = Slots::new(0);
         // SAFETY: the shard's slots were just given up, and the table drops its shards before its region.
         shard.slots = unsafe { region.slots(index, slot_count, used_count) };
-        shard.used = 0;
-        for entry in &self.moving {
-            shard.insert(entry, place(entry[0], shard_count).1);
-        }
+        shard.insert_all(self.moving.iter(), shard_count);
     }
 }
 
@@ -439,6 +433,11 @@ impl<const N: usize> Shard<N> {
     /// Holds these entries and no others.
     fn refill(&mut self, entries: &[Words<N>], shard_count: usize) {
         self.slots.fill(empty());
+        self.insert_all(entries.iter(), shard_count);
+    }
+
+    /// Puts entries into slots that are all empty.
+    fn insert_all<'a>(&mut self, entries: impl Iterator<Item = &'a Words<N>>, shard_count: usize) {
         self.used = 0;
         for entry in entries {
             self.insert(entry, place(entry[0], shard_count).1);
