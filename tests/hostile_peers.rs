@@ -41,7 +41,8 @@ fn assert_good_peer_wins(misdeeds: &[(Misdeed, &str)]) {
     let chain = chain();
     let satgres = Satgres::new();
     for (misdeed, reason) in misdeeds {
-        let (bad, good) = (Peer::serve(chain.blocks(), *misdeed), Peer::serve(chain.blocks(), Misdeed::None));
+        let bad = Peer::serve(chain.blocks(), *misdeed);
+        let good = Peer::serve_beside(chain.blocks(), &bad);
         let began = Instant::now();
         let output = run(&satgres, &[&bad, &good], &[]);
         assert!(began.elapsed() < Duration::from_secs(60), "{misdeed:?} took {:?}", began.elapsed());

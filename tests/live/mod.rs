@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use super::support::blocks::{Chain, Draft, outpoint, pay, script, spend};
 use super::support::node::Node;
 use super::support::rows::{assert_chain, hex};
-use super::support::{Running, Satgres};
+use super::support::{Running, Satgres, wait_until};
 
 /// Longest time that anything may take; what takes how long is asserted elsewhere.
 pub const DEADLINE: Duration = Duration::from_secs(90);
@@ -197,8 +197,16 @@ impl Tip {
         self.running.take().unwrap().kill()
     }
 
-    /// Ends `satgres run` by a signal; returns what it has said.
+    /// What `satgres status --json` tells.
+    pub fn status(&self) -> serde_json::Value {
+        let finished = self.satgres.command(&["status", "--json"]);
+        serde_json::from_str(&finished.stdout).unwrap()
+    }
+
+    /// Ends `satgres run` by a signal once it is LIVE: before, it would be interrupted, with exit code 130; returns what
+    /// it has said.
     pub fn stop(&mut self) -> String {
+        wait_until("it is LIVE", || self.status()["phase"]["name"] == "LIVE");
         let running = self.running.take().unwrap();
         running.signal(libc::SIGTERM);
         let (status, said) = running.wait();

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -18,10 +18,15 @@ use bitcoin::{Block, BlockHash, Witness};
 
 use super::blkfiles::REGTEST;
 
+/// How long a peer takes for a block, so that others are asked too.
+const PACE: Duration = Duration::from_millis(3);
+/// The same while another is still to be found out.
+const SLOW_PACE: Duration = Duration::from_millis(50);
+
 /// What a peer does wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Misdeed {
-    /// Nothing; but it takes its time for each block, so that others are asked too.
+    /// Nothing.
     None,
     /// Hangs up after every ten blocks, and can be reached again at once.
     Restless,
@@ -66,28 +71,49 @@ pub enum Misdeed {
 pub struct Peer {
     pub address: String,
     blocks_asked: Arc<AtomicU64>,
+    is_dropped: Arc<AtomicBool>,
 }
 
 impl Peer {
     /// Serves these blocks, from genesis on, until the test ends.
     pub fn serve(blocks: &[Block], misdeed: Misdeed) -> Peer {
+        Peer::serve_slowly_until(blocks, misdeed, Arc::new(AtomicBool::new(true)))
+    }
+
+    /// The same without a misdeed; but it takes its time until the other one has been dropped, which would not be asked for
+    /// a block if this one had sent them all before.
+    pub fn serve_beside(blocks: &[Block], other: &Peer) -> Peer {
+        Peer::serve_slowly_until(blocks, Misdeed::None, Arc::clone(&other.is_dropped))
+    }
+
+    fn serve_slowly_until(blocks: &[Block], misdeed: Misdeed, is_in_haste: Arc<AtomicBool>) -> Peer {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let blocks_asked = Arc::new(AtomicU64::new(0));
         let heights = blocks.iter().enumerate().map(|(height, block)| (block.block_hash(), height)).collect();
         let chain = Arc::new((blocks.to_vec(), heights));
-        let asked = Arc::clone(&blocks_asked);
+        let is_dropped = Arc::new(AtomicBool::new(false));
+        let (asked, ended) = (Arc::clone(&blocks_asked), Arc::clone(&is_dropped));
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                let (chain, asked) = (Arc::clone(&chain), Arc::clone(&asked));
+                let (chain, asked, ended) = (Arc::clone(&chain), Arc::clone(&asked), Arc::clone(&ended));
+                let is_in_haste = Arc::clone(&is_in_haste);
                 thread::spawn(move || {
-                    let line = Line { stream, chain: &chain, misdeed, asked: &asked, sent: 0 };
+                    let line = Line {
+                        stream,
+                        chain: &chain,
+                        misdeed,
+                        asked: &asked,
+                        is_in_haste: &is_in_haste,
+                        sent: 0,
+                    };
                     // The other side hangs up when it has had enough.
                     let _ = line.serve();
+                    ended.store(true, Ordering::Relaxed);
                 });
             }
         });
-        Peer { address, blocks_asked }
+        Peer { address, blocks_asked, is_dropped }
     }
 
     /// How many blocks were asked of it.
@@ -101,6 +127,7 @@ struct Line<'a> {
     chain: &'a (Vec<Block>, HashMap<BlockHash, usize>),
     misdeed: Misdeed,
     asked: &'a AtomicU64,
+    is_in_haste: &'a AtomicBool,
     sent: u32,
 }
 
@@ -177,7 +204,9 @@ impl Line<'_> {
     fn send_block(&mut self, height: usize) -> io::Result<()> {
         let mut block = self.chain.0[height].clone();
         match self.misdeed {
-            Misdeed::None => thread::sleep(Duration::from_millis(3)),
+            Misdeed::None => {
+                thread::sleep(if self.is_in_haste.load(Ordering::Relaxed) { PACE } else { SLOW_PACE });
+            }
             Misdeed::HugeLength => {
                 let mut head = message(REGTEST, "block", &[]);
                 head[16..20].copy_from_slice(&u32::MAX.to_le_bytes());
