@@ -7,6 +7,7 @@
 mod database_url;
 mod file;
 mod options;
+mod parse;
 mod size;
 
 use std::{
@@ -395,205 +396,53 @@ impl Values {
     }
 
     fn settle(self, env: &dyn Fn(&str) -> Option<String>) -> Result<Settings, Error> {
-        let network = self.get("network", parse_network)?.unwrap_or(Network::Main);
-        let blocks_dir = match self.get("blocks_dir", parse_path)? {
+        let network = self.get("network", parse::network)?.unwrap_or(Network::Main);
+        let blocks_dir = match self.get("blocks_dir", parse::path)? {
             Some(dir) => dir,
             None => default_blocks_dir(network)?,
         };
-        let data_dir = match self.get("data_dir", parse_path)? {
+        let data_dir = match self.get("data_dir", parse::path)? {
             Some(dir) => dir,
             None => default_data_dir()?,
         };
         let settings = Settings {
             network,
             blocks_dir,
-            peers: self.get("peer", parse_peers)?.unwrap_or_default(),
-            peer_timeout_seconds: self.get("peer_timeout_seconds", parse_seconds)?.unwrap_or(30),
+            peers: self.get("peer", parse::peers)?.unwrap_or_default(),
+            peer_timeout_seconds: self.get("peer_timeout_seconds", parse::seconds)?.unwrap_or(30),
             data_dir,
             database_url: self.database_url(env)?,
-            pg_bin: self.get("pg_bin", parse_path)?,
-            until_synced: self.get("until_synced", parse_bool)?.unwrap_or(false),
-            listen: self.get("listen", parse_listen)?.flatten(),
+            pg_bin: self.get("pg_bin", parse::path)?,
+            until_synced: self.get("until_synced", parse::bool)?.unwrap_or(false),
+            listen: self.get("listen", parse::listen)?.flatten(),
             log: self.get("log", crate::logging::check)?.unwrap_or_else(|| "info".to_owned()),
-            tune: self.get("tune", parse_tune)?.unwrap_or(Tune::Auto),
+            tune: self.get("tune", parse::tune)?.unwrap_or(Tune::Auto),
             replay: ReplaySettings {
-                segment_bytes: self.get("replay.segment_bytes", size)?.unwrap_or(50 << 30),
-                threads: self.get("replay.threads", parse_threads)?.flatten(),
-                builds_while_loading: self.get("replay.builds_while_loading", parse_builds)?.flatten(),
-                batch_bytes: self.get("replay.batch_bytes", size_not_zero)?.unwrap_or(4 << 20),
-                pipeline_bytes: self.get("replay.pipeline_bytes", parse_pipeline_bytes)?.flatten(),
-                utxo_cache_bytes: self.get("replay.utxo_cache", parse_size_or_auto)?.flatten(),
-                utxo_cache_buckets: self.get("replay.utxo_cache_buckets", parse_buckets)?.unwrap_or(10),
-                headers_batch: self.get("replay.headers_batch", parse_headers_batch)?.unwrap_or(100_000),
-                disk_check: self.get("replay.disk_check", parse_switch)?.unwrap_or(true),
+                segment_bytes: self.get("replay.segment_bytes", parse::size)?.unwrap_or(50 << 30),
+                threads: self.get("replay.threads", parse::threads)?.flatten(),
+                builds_while_loading: self.get("replay.builds_while_loading", parse::builds)?.flatten(),
+                batch_bytes: self.get("replay.batch_bytes", parse::size_not_zero)?.unwrap_or(4 << 20),
+                pipeline_bytes: self.get("replay.pipeline_bytes", parse::pipeline_bytes)?.flatten(),
+                utxo_cache_bytes: self.get("replay.utxo_cache", parse::size_or_auto)?.flatten(),
+                utxo_cache_buckets: self.get("replay.utxo_cache_buckets", parse::buckets)?.unwrap_or(10),
+                headers_batch: self.get("replay.headers_batch", parse::headers_batch)?.unwrap_or(100_000),
+                disk_check: self.get("replay.disk_check", parse::switch)?.unwrap_or(true),
             },
             live: LiveSettings {
-                sync_threshold_blocks: self.get("live.sync_threshold_blocks", parse_threshold)?.flatten(),
-                txnum_cache_buckets: self.get("live.txnum_cache_buckets", parse_count)?.unwrap_or(10),
+                sync_threshold_blocks: self.get("live.sync_threshold_blocks", parse::threshold)?.flatten(),
+                txnum_cache_buckets: self.get("live.txnum_cache_buckets", parse::count)?.unwrap_or(10),
                 txnum_cache_bucket_size: self
-                    .get("live.txnum_cache_bucket_size", parse_count)?
+                    .get("live.txnum_cache_bucket_size", parse::count)?
                     .unwrap_or(25_000),
             },
             store: StoreSettings {
-                witness: self.get("store.witness", parse_detail)?.unwrap_or(Detail::Full),
-                script_sig: self.get("store.script_sig", parse_detail)?.unwrap_or(Detail::Full),
+                witness: self.get("store.witness", parse::detail)?.unwrap_or(Detail::Full),
+                script_sig: self.get("store.script_sig", parse::detail)?.unwrap_or(Detail::Full),
             },
             origins: self.chosen.into_iter().map(|(key, (_, origin))| (key, origin)).collect(),
         };
         Ok(settings)
     }
-}
-
-fn parse_network(text: &str) -> Result<Network, String> {
-    text.parse().map_err(|error: crate::network::UnknownNetwork| error.to_string())
-}
-
-/// An absolute path; `~/` is the home directory, which shells expand but files do not.
-fn parse_path(text: &str) -> Result<PathBuf, String> {
-    if text.is_empty() {
-        return Err("a directory is needed".to_owned());
-    }
-    let path = match (text.strip_prefix("~/"), std::env::home_dir()) {
-        (Some(rest), Some(home)) => home.join(rest),
-        _ => PathBuf::from(text),
-    };
-    std::path::absolute(path).map_err(|error| error.to_string())
-}
-
-fn parse_bool(text: &str) -> Result<bool, String> {
-    match text {
-        "true" | "1" | "yes" | "on" => Ok(true),
-        "false" | "0" | "no" | "off" => Ok(false),
-        _ => Err("use true or false".to_owned()),
-    }
-}
-
-fn parse_switch(text: &str) -> Result<bool, String> {
-    parse_bool(text).map_err(|_| "use on or off".to_owned())
-}
-
-fn parse_detail(text: &str) -> Result<Detail, String> {
-    match text {
-        "full" => Ok(Detail::Full),
-        "none" => Ok(Detail::None),
-        _ => Err("use full or none".to_owned()),
-    }
-}
-
-/// A number of index builds; `auto` leaves it to the machine.
-fn parse_builds(text: &str) -> Result<Option<usize>, String> {
-    match text {
-        "auto" => Ok(None),
-        text => match text.parse() {
-            Ok(builds @ 0..=32) => Ok(Some(builds)),
-            _ => Err(format!("{text:?} is neither auto nor a number from 0 to 32")),
-        },
-    }
-}
-
-/// A number of threads; 0 and `auto` leave it to the machine.
-fn parse_threads(text: &str) -> Result<Option<usize>, String> {
-    match text {
-        "auto" => Ok(None),
-        _ => match text.parse::<usize>() {
-            Ok(0) => Ok(None),
-            Ok(threads @ 1..=1024) => Ok(Some(threads)),
-            _ => Err("use a number from 1 to 1024, or auto for one per core".to_owned()),
-        },
-    }
-}
-
-/// Addresses of nodes, separated by commas; `none` for none.
-fn parse_peers(text: &str) -> Result<Vec<String>, String> {
-    if text == "none" {
-        return Ok(Vec::new());
-    }
-    let addresses = text.split(',').map(str::trim).map(|address| {
-        let is_whole = address.rsplit_once(':').is_some_and(|(host, port)| {
-            // An IPv6 address stands in brackets.
-            let is_host =
-                !host.is_empty() && (!host.contains(':') || (host.starts_with('[') && host.ends_with(']')));
-            is_host && port.parse::<u16>().is_ok_and(|port| port > 0)
-        });
-        if is_whole {
-            Ok(address.to_owned())
-        } else {
-            Err(format!(
-                "{address:?} is no HOST:PORT; the port is 8333 on main, 38333 on signet, 18444 on regtest"
-            ))
-        }
-    });
-    addresses.collect()
-}
-
-/// An address of this machine; `none` for none.
-fn parse_listen(text: &str) -> Result<Option<SocketAddr>, String> {
-    if text == "none" {
-        return Ok(None);
-    }
-    let wanted = "use IP:PORT, such as 127.0.0.1:9332 or [::1]:9332, or none";
-    text.parse().map(Some).map_err(|_| wanted.to_owned())
-}
-
-fn parse_seconds(text: &str) -> Result<u64, String> {
-    match text.parse::<u64>() {
-        Ok(seconds @ 1..=3600) => Ok(seconds),
-        _ => Err("use a number of seconds from 1 to 3600".to_owned()),
-    }
-}
-
-/// A number of buckets.
-fn parse_buckets(text: &str) -> Result<u64, String> {
-    match text.parse::<u64>() {
-        Ok(buckets @ 1..=1000) => Ok(buckets),
-        _ => Err("use a number from 1 to 1000".to_owned()),
-    }
-}
-
-/// A number of headers.
-fn parse_headers_batch(text: &str) -> Result<usize, String> {
-    match text.parse::<usize>() {
-        Ok(headers @ 1..=1_000_000) => Ok(headers),
-        _ => Err("use a number from 1 to 1000000".to_owned()),
-    }
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    parse_size(text).map_err(|error| error.to_string())
-}
-
-fn size_not_zero(text: &str) -> Result<u64, String> {
-    match size(text)? {
-        0 => Err("it must be more than 0".to_owned()),
-        bytes => Ok(bytes),
-    }
-}
-
-fn parse_pipeline_bytes(text: &str) -> Result<Option<u64>, String> {
-    if text == "auto" { Ok(None) } else { size_not_zero(text).map(Some) }
-}
-
-fn parse_count(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| "use a whole number".to_owned())
-}
-
-fn parse_threshold(text: &str) -> Result<Option<u32>, String> {
-    match text {
-        "auto" => Ok(None),
-        _ => text.parse().map(Some).map_err(|_| "use a number of blocks, or auto".to_owned()),
-    }
-}
-
-fn parse_tune(text: &str) -> Result<Tune, String> {
-    match text {
-        "auto" => Ok(Tune::Auto),
-        "off" => Ok(Tune::Off),
-        _ => Err("use auto or off".to_owned()),
-    }
-}
-
-fn parse_size_or_auto(text: &str) -> Result<Option<u64>, String> {
-    if text == "auto" { Ok(None) } else { size(text).map(Some) }
 }
 
 /// Bitcoin Core's own place for a network's block files.

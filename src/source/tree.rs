@@ -3,20 +3,24 @@
 //! 88 bytes a header and 8 in the hash index. Records are added file by file in the order in which they stand
 //! there, which is the order in which the node saw them: equal work goes to the first.
 
+mod active;
 mod again;
 mod grow;
 mod headers;
 mod kept;
+mod scan;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use hashbrown::HashTable;
 
+pub use self::active::{ActiveChain, StaleBlock};
 pub use self::grow::Grown;
 pub use self::headers::HeaderFault;
 pub use self::kept::KeptScan;
+pub use self::scan::ScannedHeaders;
 use super::blk::{BlockFiles, Location, SourceError};
-use super::scan::{FileScan, Record, Trust, scan_file};
+use super::scan::{FileScan, Record, Trust};
 use crate::chain::hash::{Hash32, sha256d};
 use crate::network::Network;
 
@@ -73,51 +77,6 @@ pub struct HeaderTree {
     newest: Option<u32>,
 }
 
-/// The headers of the files, before they are linked.
-#[derive(Debug)]
-pub struct ScannedHeaders {
-    tree: HeaderTree,
-}
-
-impl ScannedHeaders {
-    /// Returns the number of blocks found.
-    pub fn len(&self) -> usize {
-        self.tree.len()
-    }
-
-    /// Returns whether no block was found; a scan that succeeds has found one.
-    pub fn is_empty(&self) -> bool {
-        self.tree.is_empty()
-    }
-
-    /// Links every block to its parent. Blocks that the database holds count as data too: a node may have pruned their
-    /// files since.
-    ///
-    /// # Errors
-    /// [`SourceError::Pruned`] or [`SourceError::Unconnected`]: no block continues from the genesis block.
-    pub fn link(self, files: &BlockFiles, held: &[HeldBlock]) -> Result<HeaderTree, SourceError> {
-        let tree = self.link_loosely(held);
-        tree.check_connected(files)?;
-        Ok(tree)
-    }
-
-    /// The same where a node has what the files lack: it does not matter whether theirs continue from the genesis block.
-    pub fn link_loosely(self, held: &[HeldBlock]) -> HeaderTree {
-        let mut tree = self.tree;
-        for block in held {
-            tree.add_held(block);
-        }
-        tree.add_genesis();
-        tree.link();
-        tree
-    }
-
-    /// Returns no headers at all: there are no files.
-    pub fn none(network: Network) -> ScannedHeaders {
-        ScannedHeaders { tree: HeaderTree::new(network) }
-    }
-}
-
 /// A block of the database.
 #[derive(Clone, Debug)]
 pub struct HeldBlock {
@@ -133,106 +92,7 @@ pub struct HeldBlock {
     pub bits: u32,
 }
 
-/// The active chain: most work whose blocks are all there.
-#[derive(Debug)]
-pub struct ActiveChain {
-    /// Index in the tree of the block at each height.
-    by_height: Vec<u32>,
-}
-
-impl ActiveChain {
-    /// Returns the height of the tip.
-    pub fn tip_height(&self) -> u32 {
-        self.by_height.len() as u32 - 1
-    }
-
-    /// Returns the block's index in the tree.
-    pub fn at(&self, height: u32) -> Option<u32> {
-        self.by_height.get(height as usize).copied()
-    }
-}
-
-/// A block that is in the files but not in the active chain.
-#[derive(Clone, Debug)]
-pub struct StaleBlock {
-    /// Block hash, internal byte order.
-    pub hash: Hash32,
-    /// Height in its own branch.
-    pub height: u32,
-    /// Where it is.
-    pub location: Location,
-}
-
 impl HeaderTree {
-    /// Scans all files on `threads` threads; what they hold is not linked yet.
-    ///
-    /// # Errors
-    /// Files that cannot be read, of another network, or without a block: stop and tell the user.
-    pub fn scan(files: &BlockFiles, threads: usize) -> Result<ScannedHeaders, SourceError> {
-        HeaderTree::gather(files, threads, |_| None)
-    }
-
-    /// The same with what an earlier run kept of files that are still the same.
-    ///
-    /// # Errors
-    /// As [`HeaderTree::scan`].
-    pub fn scan_with(
-        files: &BlockFiles,
-        kept: KeptScan,
-        threads: usize,
-    ) -> Result<ScannedHeaders, SourceError> {
-        let kept = std::sync::Mutex::new(kept);
-        HeaderTree::gather(files, threads, |file| {
-            let mut kept = kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            kept.take(&files.paths()[file as usize], &files.stamps()[file as usize])
-        })
-    }
-
-    /// Scans those files of which `known` does not give what they hold. No files, where a node has the blocks, hold none.
-    fn gather(
-        files: &BlockFiles,
-        threads: usize,
-        known: impl Fn(u32) -> Option<FileScan> + Sync,
-    ) -> Result<ScannedHeaders, SourceError> {
-        let mut tree = HeaderTree::new(files.network());
-        if files.paths().is_empty() {
-            return Ok(ScannedHeaders { tree });
-        }
-        let mut seen = Seen::default();
-        let scan = |file| match known(file) {
-            Some(scan) => Ok(scan),
-            None => {
-                files.open_file(file).and_then(|open| scan_file(&open, files.network())).or_else(|error| {
-                    if !files.is_backed() || error.is_gone() {
-                        return Err(error);
-                    }
-                    tracing::warn!(%error, "a block file cannot be read: its blocks are asked of the node");
-                    Ok(FileScan { is_unread: true, ..FileScan::default() })
-                })
-            }
-        };
-        scan_in_order(files.paths().len() as u32, threads, scan, |file, scan| {
-            seen.note(&scan);
-            tree.is_partial |= scan.is_unread;
-            tree.add_file(file, scan);
-        })?;
-        tree.newest = tree.newest_of(files.paths().len() as u32 - 1);
-        if tree.entries.is_empty() && !(files.is_backed() && seen.other_network.is_none()) {
-            let path = files.directory().to_owned();
-            let asked = files.network();
-            return Err(match seen.other_network {
-                Some((file, found)) => {
-                    SourceError::OtherNetwork { path: files.paths()[file].clone(), found, asked }
-                }
-                None => SourceError::NoBlocks { path, asked },
-            });
-        }
-        if seen.break_count > 0 {
-            tracing::warn!(breaks = seen.break_count, "bytes between block records were stepped over");
-        }
-        Ok(ScannedHeaders { tree })
-    }
-
     fn new(network: Network) -> Self {
         HeaderTree {
             entries: Vec::new(),
@@ -420,82 +280,6 @@ impl HeaderTree {
         lowest
     }
 
-    /// Chooses the active chain: most work, then first seen; blocks in `excluded` and their descendants do not count.
-    /// A block of `preferred` wins a tie: the tip that the database already holds.
-    pub fn active_chain(&self, excluded: &HashSet<Hash32>, preferred: Option<&Hash32>) -> ActiveChain {
-        let genesis = self.genesis();
-        let mut is_excluded = vec![false; if excluded.is_empty() { 0 } else { self.entries.len() }];
-        if !excluded.is_empty() {
-            // By height, so that parents come before their children.
-            let mut order: Vec<u32> = (0..self.entries.len() as u32).collect();
-            order.sort_by_key(|&index| self.entries[index as usize].height);
-            for index in order {
-                let entry = &self.entries[index as usize];
-                is_excluded[index as usize] = excluded.contains(&entry.hash)
-                    || (entry.prev != NONE && is_excluded[entry.prev as usize]);
-            }
-        }
-        let counts = |index: u32| {
-            self.entries[index as usize].height != UNCONNECTED
-                && self.entries[index as usize].location.file != Location::PEER
-                && !is_excluded.get(index as usize).copied().unwrap_or(false)
-                && !self.is_unwritten(index)
-        };
-        let mut tip =
-            preferred.and_then(|hash| self.find(hash)).filter(|&index| counts(index)).unwrap_or(genesis);
-        for index in 0..self.entries.len() as u32 {
-            if counts(index) && self.chainwork(index) > self.chainwork(tip) {
-                tip = index;
-            }
-        }
-        self.chain_to(tip)
-    }
-
-    /// Returns the chain from the genesis block up to a block that descends from it.
-    ///
-    /// # Panics
-    /// If it does not.
-    pub fn chain_to(&self, tip: u32) -> ActiveChain {
-        let genesis = self.genesis();
-        let mut by_height = Vec::with_capacity(self.entries[tip as usize].height as usize + 1);
-        let mut at = tip;
-        loop {
-            by_height.push(at);
-            if at == genesis {
-                break;
-            }
-            at = self.entries[at as usize].prev;
-        }
-        by_height.reverse();
-        ActiveChain { by_height }
-    }
-
-    /// Returns whether the node has begun to write this block's record and not ended: cut, last in the last file, and
-    /// no other copy.
-    fn is_unwritten(&self, index: u32) -> bool {
-        let entry = &self.entries[index as usize];
-        entry.trust == Trust::Cut && self.newest == Some(index) && !self.copies.contains_key(&index)
-    }
-
-    /// Returns whether a block's record is the last of the last file: if it is damaged, the node may still be writing it.
-    pub fn is_newest(&self, index: u32) -> bool {
-        self.newest == Some(index)
-    }
-
-    /// Returns the blocks that descend from the genesis block but are not in the chain. A header alone is no block.
-    pub fn stale_blocks(&self, active: &ActiveChain) -> Vec<StaleBlock> {
-        let mut stale = Vec::new();
-        for (index, entry) in self.entries.iter().enumerate() {
-            let connected = entry.height != UNCONNECTED
-                && entry.location.file != Location::PEER
-                && !self.is_unwritten(index as u32);
-            if connected && active.at(entry.height) != Some(index as u32) {
-                stale.push(StaleBlock { hash: entry.hash, height: entry.height, location: entry.location });
-            }
-        }
-        stale
-    }
-
     /// Returns the index of a block.
     pub fn find(&self, hash: &Hash32) -> Option<u32> {
         self.by_hash.find(table_hash(hash), |&at| self.entries[at as usize].hash == *hash).copied()
@@ -541,62 +325,6 @@ impl HeaderTree {
 /// Block hashes are uniform in their first bytes: the end holds the zeros of the proof of work.
 fn table_hash(hash: &Hash32) -> u64 {
     u64::from_le_bytes(hash[..8].try_into().expect("8 bytes")).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
-
-/// What the scan saw apart from records.
-#[derive(Default)]
-struct Seen {
-    file_count: usize,
-    other_network: Option<(usize, Network)>,
-    break_count: u64,
-}
-
-impl Seen {
-    fn note(&mut self, scan: &FileScan) {
-        if self.other_network.is_none() {
-            self.other_network = scan.other_network.map(|network| (self.file_count, network));
-        }
-        self.break_count += scan.breaks.len() as u64;
-        self.file_count += 1;
-    }
-}
-
-/// Scans files on threads and hands their records over in file order; at most two files a thread wait.
-fn scan_in_order(
-    file_count: u32,
-    threads: usize,
-    scan: impl Fn(u32) -> Result<FileScan, SourceError> + Sync,
-    mut each: impl FnMut(u32, FileScan),
-) -> Result<(), SourceError> {
-    let next = std::sync::atomic::AtomicU32::new(0);
-    let (sender, receiver) = crossbeam_channel::bounded(threads);
-    std::thread::scope(|scope| {
-        for _ in 0..threads.min(file_count as usize).max(1) {
-            let (sender, next, scan) = (sender.clone(), &next, &scan);
-            scope.spawn(move || {
-                loop {
-                    let file = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                    if file >= file_count {
-                        break;
-                    }
-                    if sender.send((file, scan(file))).is_err() {
-                        break;
-                    }
-                }
-            });
-        }
-        drop(sender);
-        let mut waiting = std::collections::BTreeMap::new();
-        let mut due = 0;
-        for (file, scan) in &receiver {
-            waiting.insert(file, scan?);
-            while let Some(scan) = waiting.remove(&due) {
-                each(due, scan);
-                due += 1;
-            }
-        }
-        Ok(())
-    })
 }
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
 //! Chains of hand-made headers: order, ties, exclusion, held blocks, copies.
 
-use super::*;
+use std::collections::HashSet;
 
+use super::*;
 use crate::chain::hash::Hash32;
+use crate::source::scan::scan_file;
 
 /// A tree of regtest blocks given as (seed, parent's seed), in file order; seed 0 is the genesis block.
 fn tree(blocks: &[(u8, u8)]) -> HeaderTree {
