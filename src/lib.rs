@@ -18,6 +18,7 @@ pub mod heap;
 pub mod logging;
 pub mod network;
 pub mod patience;
+mod percent;
 pub mod plan;
 mod process;
 pub mod resources;

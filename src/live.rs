@@ -254,10 +254,7 @@ impl Connector {
         for block in &change.blocks {
             self.connect(client, block, &mut followed).await?;
         }
-        (followed.height, followed.hash) = (self.tip.height, self.tip.hash);
-        followed.seconds = start.elapsed().as_secs_f64();
-        self.look_ahead(client).await;
-        Ok(followed)
+        Ok(self.followed(client, followed, start).await)
     }
 
     /// Follows a reorg in one transaction: back to the fork, and up the branch whose last block is `new_tip`; `None`: no
@@ -273,11 +270,16 @@ impl Connector {
         next: impl AsyncFnMut() -> Option<NewBlock>,
     ) -> Result<Followed, LiveError> {
         let start = Instant::now();
-        let mut followed = self.reorganise(client, fork_height, new_tip, next, start).await?;
-        (followed.height, followed.hash) = (self.tip.height, self.tip.hash);
-        followed.seconds = start.elapsed().as_secs_f64();
+        let followed = self.reorganise(client, fork_height, new_tip, next, start).await?;
+        Ok(self.followed(client, followed, start).await)
+    }
+
+    /// Says where the chain was followed to, and makes the next segment ahead.
+    async fn followed(&mut self, client: &mut Client, done: Followed, start: Instant) -> Followed {
+        let (height, hash) = (self.tip.height, self.tip.hash);
+        let followed = Followed { height, hash, seconds: start.elapsed().as_secs_f64(), ..done };
         self.look_ahead(client).await;
-        Ok(followed)
+        followed
     }
 
     /// Connects one block on top of the tip.

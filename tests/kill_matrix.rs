@@ -52,7 +52,7 @@ impl Matrix {
             _ => Victim::Backend,
         }));
         let (chain, dir, segment_bytes) = match set("SATGRES_KILL_CHAIN") {
-            Some(chain) => (PathBuf::from(chain), None, "64MiB"),
+            Some(chain) => (std::path::absolute(chain).unwrap(), None, "64MiB"),
             None => {
                 let dir = TempDir::new().unwrap();
                 let options =

@@ -56,6 +56,7 @@ pub use self::{
 use super::{
     binaries::Binaries,
     conf::{self, Setting},
+    target::socket_file,
 };
 use crate::plan::Phase;
 
@@ -361,7 +362,7 @@ fn adopt(data_dir: &Path, account: &Account) -> Result<Option<Postmaster>, Error
         if postmaster.socket_dir == ours { Err(error) } else { Ok(()) }
     })?;
     // An older server of a directory that was removed takes the socket of its path along when it ends.
-    let socket = postmaster.socket_dir.join(format!(".s.PGSQL.{}", postmaster.port));
+    let socket = socket_file(&postmaster.socket_dir, postmaster.port);
     if fs::symlink_metadata(&socket).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
         warn!(pid, socket = %socket.display(), "PostgreSQL runs, but its socket is gone: starting it again");
         postmaster::stop(pid, &pg_dir, account, &postmaster::STOP_WAITS)?;

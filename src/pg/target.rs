@@ -6,7 +6,11 @@
 
 pub mod conninfo;
 
-use std::{fmt, path::Path, time::Duration};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use tokio::task::JoinHandle;
 use tokio_postgres::{
@@ -243,6 +247,11 @@ fn default_mode(params: &Params) -> SslMode {
     if params.get("sslrootcert") == Some("system") { SslMode::VerifyFull } else { SslMode::Prefer }
 }
 
+/// The file of a server's socket (PostgreSQL manual, "unix_socket_directories").
+pub(super) fn socket_file(dir: &Path, port: impl fmt::Display) -> PathBuf {
+    dir.join(format!(".s.PGSQL.{port}"))
+}
+
 /// Fills what libpq takes from the system: host, user, database, the password's file.
 fn complete(params: &mut Params) -> Result<(), Error> {
     if let Some(address) = params.get("hostaddr").map(str::to_owned)
@@ -253,8 +262,7 @@ fn complete(params: &mut Params) -> Result<(), Error> {
     if params.get("host").is_none() {
         let socket_dirs = ["/var/run/postgresql", "/tmp"].into_iter();
         let port = params.get("port").unwrap_or("5432").to_owned();
-        let found =
-            socket_dirs.into_iter().find(|dir| Path::new(dir).join(format!(".s.PGSQL.{port}")).exists());
+        let found = socket_dirs.into_iter().find(|dir| socket_file(Path::new(dir), &port).exists());
         params.set("host", found.unwrap_or("localhost"));
     }
     if params.get("user").is_none() {

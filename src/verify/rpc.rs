@@ -28,7 +28,7 @@ use tokio::{
 };
 use tracing::info;
 
-use crate::{config, network::Network};
+use crate::{config, network::Network, percent};
 
 /// Longest time until a connection stands.
 const CONNECT_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -215,8 +215,10 @@ impl NodeRpc {
             (Some(user), None) => {
                 let (user, password) =
                     user.split_once(':').ok_or("the password is missing: USER:PASSWORD@HOST")?;
-                let decode =
-                    |text| decoded(text).ok_or("a % in user or password is written %25, a @ %40, a : %3A");
+                let decode = |text| {
+                    percent::decode(text)
+                        .map_err(|_| "a % in user or password is written %25, a @ %40, a : %3A")
+                };
                 Login::Password { user: decode(user)?, password: decode(password)? }
             }
         };
@@ -382,21 +384,6 @@ fn rpc_port(network: Network) -> u16 {
         Network::Signet => 38332,
         Network::Regtest => 18443,
     }
-}
-
-/// Decodes %XX; `None` where that is none.
-fn decoded(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        if byte == b'%' {
-            let mut digit = || char::from(rest.next()?).to_digit(16);
-            bytes.push((digit()? * 16 + digit()?) as u8);
-        } else {
-            bytes.push(byte);
-        }
-    }
-    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]

@@ -211,7 +211,11 @@ impl Satgres {
     fn prepare(&self, args: &[&str]) -> Command {
         // The big kill matrix is for a release build.
         let binary = std::env::var_os("SATGRES_KILL_BINARY").filter(|path| !path.is_empty());
-        let binary = binary.unwrap_or_else(|| env!("CARGO_BIN_EXE_satgres").into());
+        // It is started in another directory than the tests.
+        let binary = binary.map_or_else(
+            || PathBuf::from(env!("CARGO_BIN_EXE_satgres")),
+            |path| std::path::absolute(path).unwrap(),
+        );
         let mut command = match &self.cgroup {
             None => Command::new(binary),
             Some(cgroup) => {

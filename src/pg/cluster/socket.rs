@@ -16,6 +16,7 @@ use std::{
 use bitcoin::hashes::{Hash, sha256};
 
 use super::account::{self, Account};
+use crate::pg::target::socket_file;
 
 /// Longest path of a Unix socket on Linux, bytes (108 with the final NUL).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -102,7 +103,7 @@ fn choose(data_dir: &Path, runtime_dir: Option<&Path>, uid: u32) -> PathBuf {
 }
 
 fn fits(dir: &Path) -> bool {
-    dir.join(format!(".s.PGSQL.{PORT}")).as_os_str().len() <= SOCKET_PATH_BYTES_MAX
+    socket_file(dir, PORT).as_os_str().len() <= SOCKET_PATH_BYTES_MAX
 }
 
 #[cfg(test)]

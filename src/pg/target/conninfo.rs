@@ -6,6 +6,8 @@
 
 use std::{collections::BTreeMap, fmt, os::unix::fs::PermissionsExt as _, path::Path};
 
+use crate::percent::{self, Fault};
+
 /// Why a connection string cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -227,24 +229,14 @@ fn split_host(entry: &str) -> Result<(&str, &str), ConninfoError> {
 
 /// Decodes %XX; the error names the part only, since it may be a password.
 fn decode(text: &str, part: &str) -> Result<String, ConninfoError> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let digit = |byte: Option<u8>| byte.and_then(|byte| char::from(byte).to_digit(16));
-        match (digit(rest.next()), digit(rest.next())) {
-            (Some(high), Some(low)) if high + low > 0 => bytes.push((high * 16 + low) as u8),
-            _ => {
-                return wrong(format!(
-                    "the {part} has a % without two hexadecimal digits: write %25 for % itself"
-                ));
+    percent::decode(text).map_err(|fault| {
+        ConninfoError(match fault {
+            Fault::Escape => {
+                format!("the {part} has a % without two hexadecimal digits: write %25 for % itself")
             }
-        }
-    }
-    String::from_utf8(bytes).map_err(|_| ConninfoError(format!("the {part} is not UTF-8")))
+            Fault::Utf8 => format!("the {part} is not UTF-8"),
+        })
+    })
 }
 
 /// Looks a password up in a file such as `~/.pgpass` (PostgreSQL manual, "The Password File"): lines of
