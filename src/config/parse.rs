@@ -1,6 +1,6 @@
 //! What the text of each value means, and what is told where it means nothing.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{fmt::Display, net::SocketAddr, ops::RangeInclusive, path::PathBuf, str::FromStr};
 
 use super::{Detail, Tune, parse_size};
 use crate::network::Network;
@@ -41,27 +41,26 @@ pub(super) fn detail(text: &str) -> Result<Detail, String> {
     }
 }
 
+/// A value; `auto` leaves it to others.
+fn or_auto<T>(text: &str, parse: impl FnOnce(&str) -> Result<T, String>) -> Result<Option<T>, String> {
+    if text == "auto" { Ok(None) } else { parse(text).map(Some) }
+}
+
 /// A number of index builds; `auto` leaves it to the machine.
 pub(super) fn builds(text: &str) -> Result<Option<usize>, String> {
-    match text {
-        "auto" => Ok(None),
-        text => match text.parse() {
-            Ok(builds @ 0..=32) => Ok(Some(builds)),
-            _ => Err(format!("{text:?} is neither auto nor a number from 0 to 32")),
-        },
-    }
+    or_auto(text, |text| match text.parse() {
+        Ok(builds @ 0..=32) => Ok(builds),
+        _ => Err(format!("{text:?} is neither auto nor a number from 0 to 32")),
+    })
 }
 
 /// A number of threads; 0 and `auto` leave it to the machine.
 pub(super) fn threads(text: &str) -> Result<Option<usize>, String> {
-    match text {
-        "auto" => Ok(None),
-        _ => match text.parse::<usize>() {
-            Ok(0) => Ok(None),
-            Ok(threads @ 1..=1024) => Ok(Some(threads)),
-            _ => Err("use a number from 1 to 1024, or auto for one per core".to_owned()),
-        },
-    }
+    let threads = or_auto(text, |text| match text.parse() {
+        Ok(threads @ 0..=1024_usize) => Ok(threads),
+        _ => Err("use a number from 1 to 1024, or auto for one per core".to_owned()),
+    });
+    threads.map(|threads| threads.filter(|threads| *threads > 0))
 }
 
 /// Addresses of nodes, separated by commas; `none` for none.
@@ -96,27 +95,28 @@ pub(super) fn listen(text: &str) -> Result<Option<SocketAddr>, String> {
     text.parse().map(Some).map_err(|_| wanted.to_owned())
 }
 
+/// A number within bounds.
+fn number<T: FromStr + PartialOrd + Display>(
+    text: &str,
+    what: &str,
+    bounds: RangeInclusive<T>,
+) -> Result<T, String> {
+    let number = text.parse().ok().filter(|number| bounds.contains(number));
+    number.ok_or_else(|| format!("use a {what} from {} to {}", bounds.start(), bounds.end()))
+}
+
 pub(super) fn seconds(text: &str) -> Result<u64, String> {
-    match text.parse::<u64>() {
-        Ok(seconds @ 1..=3600) => Ok(seconds),
-        _ => Err("use a number of seconds from 1 to 3600".to_owned()),
-    }
+    number(text, "number of seconds", 1..=3600)
 }
 
 /// A number of buckets.
 pub(super) fn buckets(text: &str) -> Result<u64, String> {
-    match text.parse::<u64>() {
-        Ok(buckets @ 1..=1000) => Ok(buckets),
-        _ => Err("use a number from 1 to 1000".to_owned()),
-    }
+    number(text, "number", 1..=1000)
 }
 
 /// A number of headers.
 pub(super) fn headers_batch(text: &str) -> Result<usize, String> {
-    match text.parse::<usize>() {
-        Ok(headers @ 1..=1_000_000) => Ok(headers),
-        _ => Err("use a number from 1 to 1000000".to_owned()),
-    }
+    number(text, "number", 1..=1_000_000)
 }
 
 pub(super) fn size(text: &str) -> Result<u64, String> {
@@ -131,7 +131,7 @@ pub(super) fn size_not_zero(text: &str) -> Result<u64, String> {
 }
 
 pub(super) fn pipeline_bytes(text: &str) -> Result<Option<u64>, String> {
-    if text == "auto" { Ok(None) } else { size_not_zero(text).map(Some) }
+    or_auto(text, size_not_zero)
 }
 
 pub(super) fn count(text: &str) -> Result<u64, String> {
@@ -139,10 +139,7 @@ pub(super) fn count(text: &str) -> Result<u64, String> {
 }
 
 pub(super) fn threshold(text: &str) -> Result<Option<u32>, String> {
-    match text {
-        "auto" => Ok(None),
-        _ => text.parse().map(Some).map_err(|_| "use a number of blocks, or auto".to_owned()),
-    }
+    or_auto(text, |text| text.parse().map_err(|_| "use a number of blocks, or auto".to_owned()))
 }
 
 pub(super) fn tune(text: &str) -> Result<Tune, String> {
@@ -154,5 +151,5 @@ pub(super) fn tune(text: &str) -> Result<Tune, String> {
 }
 
 pub(super) fn size_or_auto(text: &str) -> Result<Option<u64>, String> {
-    if text == "auto" { Ok(None) } else { size(text).map(Some) }
+    or_auto(text, size)
 }
