@@ -18,8 +18,8 @@ use satgres::chaingen::{self, Options};
 use serde_json::Value;
 use support::{Running, Satgres, hold, is_postgres, release, signal, wait_until};
 
-/// An answer that waits for a server which hangs does not come at all; a machine that is busy takes its time for any.
-const ANSWER_WAIT_MAX: Duration = Duration::from_secs(20);
+/// An answer takes microseconds; a machine that is busy takes its time to run anybody at all.
+const ANSWER_WAIT_MAX: Duration = Duration::from_secs(3);
 
 /// A chain of its own, and a data directory that is not there yet.
 struct Ground {
@@ -190,7 +190,7 @@ fn a_run_is_told_from_second_0_through_its_load_and_the_death_of_its_server() {
         if let Some(health) = health(&address) {
             break health;
         }
-        assert!(began.elapsed() < Duration::from_secs(60), "nobody listens");
+        assert!(began.elapsed() < Duration::from_secs(20), "nobody listens");
     };
     assert_eq!((&first["ready"], &first["phase"]), (&false.into(), &"START".into()), "{first:#}");
     let reason = first["reason"].as_str().unwrap();

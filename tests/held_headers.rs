@@ -19,11 +19,11 @@ use tokio_postgres::NoTls;
 
 const HEIGHT: u32 = 900_000;
 
-/// It takes four seconds in a debug build; one that looks at every header once more for each takes hours.
-const SOON: Duration = Duration::from_secs(120);
+/// In a debug build beside others; a release build is some ten times as fast.
+const SOON: Duration = Duration::from_secs(15);
 
 #[tokio::test]
-async fn nine_hundred_thousand_headers_are_read_and_linked_in_linear_time() {
+async fn nine_hundred_thousand_headers_are_read_and_linked_within_seconds() {
     let chain = Chain::with_blocks(3);
     let satgres = Satgres::new();
     satgres.run("regtest", BlkDir::of(chain.blocks()).path(), &[]);

@@ -6,15 +6,15 @@ mod live;
 #[path = "support/mod.rs"]
 mod support;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
 use live::{LIVE, NOWHERE, Tip};
 use support::{Satgres, signal, wait_until};
 use tokio_postgres::{AsyncMessage, NoTls};
 
-/// How soon after the node's word rows must be there: far more than it takes, as a machine may be busy.
-const SOON: Duration = Duration::from_secs(30);
+/// How soon after the node's word rows must be there: generous for a debug build beside other tests.
+const SOON: Duration = Duration::from_secs(5);
 
 /// Collects what is told on a channel, until the test ends.
 fn listen(satgres: &Satgres, channel: &'static str) -> std::sync::mpsc::Receiver<serde_json::Value> {
@@ -51,7 +51,7 @@ fn listen(satgres: &Satgres, channel: &'static str) -> std::sync::mpsc::Receiver
 }
 
 #[test]
-fn blocks_and_reorgs_of_the_node_are_followed() {
+fn blocks_and_reorgs_of_the_node_are_followed_within_seconds() {
     let Some(mut tip) = Tip::start(110, &[], "the node's tip is followed") else { return };
     tip.follow();
     let blocks = listen(&tip.satgres, "satgres_block");
@@ -85,10 +85,10 @@ fn blocks_and_reorgs_of_the_node_are_followed() {
     let height = tip.chain.height();
     // Rows are seen a moment before the service has written that it is done.
     wait_until("the status has heard of the tip", || {
-        let told = &tip.status()["live"];
+        let told = &tip.satgres.status()["live"];
         told["height"] == height && told["lag_blocks"] == 0
     });
-    let told = tip.status();
+    let told = tip.satgres.status();
     assert_eq!(told["phase"]["name"], "LIVE");
     assert_eq!((&told["live"]["height"], &told["live"]["node_height"]), (&height.into(), &height.into()));
     assert_eq!((&told["live"]["lag_blocks"], &told["live"]["reorgs"]), (&0.into(), &3.into()));
@@ -125,7 +125,7 @@ fn the_node_the_service_and_the_server_may_each_go_away_and_come_back() {
     // The node is down for a while, and comes back with another branch.
     tip.stop_node();
     std::thread::sleep(Duration::from_secs(2));
-    assert_eq!(tip.status()["live"]["is_node_connected"], false);
+    assert_eq!(tip.satgres.status()["live"]["is_node_connected"], false);
     tip.start_node();
     tip.reorg(3, 5);
     tip.check();
@@ -138,7 +138,10 @@ fn the_node_the_service_and_the_server_may_each_go_away_and_come_back() {
     // The service is killed; meanwhile there is a reorg.
     tip.kill();
     tip.reorg(2, 4);
+    let began = Instant::now();
     tip.follow();
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(15), "{took:?} until LIVE again\n{}", tip.said());
     tip.check();
     assert!(
         !tip.said().contains("PROFILE: Loaded segment"),
@@ -242,5 +245,5 @@ fn until_synced_ends_at_the_tip_whichever_way_it_was_reached() {
         tip.satgres.run("regtest", nowhere, &["--peer", &address, "--live-sync-threshold", "5"]).output();
     assert!(said.contains("the gap is loaded in bulk") && said.contains("PROFILE: Loaded segment"), "{said}");
     support::rows::assert_chain(&tip.satgres, &tip.chain.rows());
-    wait_until("the run has said its last word", || tip.status()["service"]["state"] == "finished");
+    wait_until("the run has said its last word", || tip.satgres.status()["service"]["state"] == "finished");
 }

@@ -34,9 +34,7 @@ fn start(data_dir: &Path, more: &[&str], why: &str) -> Option<(Node, Vec<String>
 }
 
 fn is_confirmed(satgres: &Satgres) -> bool {
-    let status = satgres.command(&["status", "--json"]);
-    let status: serde_json::Value = serde_json::from_str(&status.stdout).unwrap();
-    status["tip"]["is_confirmed_by_node"].as_bool().unwrap()
+    satgres.status()["tip"]["is_confirmed_by_node"].as_bool().unwrap()
 }
 
 #[test]
@@ -182,9 +180,7 @@ fn a_node_in_initial_download_is_waited_for_and_takes_nothing_back() {
     let Some((node, options, address)) = start(&data_dir, &["-maxtipage=86400"], why) else { return };
     let mut running = Running::run(&satgres, Path::new(NOWHERE), &["--peer", &address]);
     running.wait_for("waiting for the node: it is in initial download", 1);
-    let status: serde_json::Value =
-        serde_json::from_str(&satgres.command(&["status", "--json"]).stdout).unwrap();
-    assert_eq!(status["phase"]["name"], "WAIT");
+    assert_eq!(satgres.status()["phase"]["name"], "WAIT");
     let options: Vec<&str> =
         options.iter().map(String::as_str).filter(|option| !option.starts_with("-maxtipage")).collect();
     let node = node.restart(&options);

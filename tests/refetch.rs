@@ -35,10 +35,6 @@ fn submit(node: &Node, blocks: &[Block]) {
     }
 }
 
-fn status(satgres: &Satgres) -> serde_json::Value {
-    serde_json::from_str(&satgres.command(&["status", "--json"]).stdout).unwrap()
-}
-
 #[test]
 fn a_reorg_needs_no_block_that_only_the_database_holds() {
     let chain = Chain::with_blocks(130);
@@ -54,7 +50,7 @@ fn a_reorg_needs_no_block_that_only_the_database_holds() {
     satgres.run("regtest", blocks_dir.path(), &[]);
     assert_chain(&satgres, &chain.rows());
     assert_eq!(satgres.value("select count(*) from ops.confirmed_tip"), "0");
-    assert!(status(&satgres)["confirmed_tip"].is_null());
+    assert!(satgres.status()["confirmed_tip"].is_null());
     drop(blocks_dir);
 
     // The files of a pruned node hold the other branch alone: what both share stays as it is.
@@ -75,7 +71,7 @@ fn a_reorg_needs_no_block_that_only_the_database_holds() {
         let options = ["--peer", &address, "--segment-bytes", "1KiB", "--live-sync-threshold", threshold];
         satgres.run("regtest", Path::new(NOWHERE), &options);
         assert_chain(&satgres, &longest.rows());
-        assert_eq!(status(&satgres)["confirmed_tip"]["height"], 145 + nonce);
+        assert_eq!(satgres.status()["confirmed_tip"]["height"], 145 + nonce);
     }
 }
 
@@ -83,7 +79,7 @@ fn what_the_node_confirmed_is_kept(satgres: &Satgres, chain: &Chain, address: &s
     let tip = chain.blocks()[135].block_hash();
     let row = satgres.psql("select height, chain.hash_hex(hash), peer, now() - at < interval '10 minutes' from ops.confirmed_tip");
     assert_eq!(row, [["135", &tip.to_string(), address, "t"]]);
-    let told = &status(satgres)["confirmed_tip"];
+    let told = &satgres.status()["confirmed_tip"];
     assert_eq!((&told["height"], &told["hash"]), (&135.into(), &tip.to_string().into()), "{told:#}");
     assert_eq!((&told["peer"], &told["is_in_chain"]), (&address.into(), &true.into()), "{told:#}");
     let shown = satgres.command(&["status"]).stdout;
@@ -94,10 +90,10 @@ fn what_the_node_confirmed_is_kept(satgres: &Satgres, chain: &Chain, address: &s
     other.mine_empty(3);
     let files = BlkDir::of(other.blocks());
     satgres.run("regtest", files.path(), &[]);
-    let told = &status(satgres)["confirmed_tip"];
+    let told = &satgres.status()["confirmed_tip"];
     assert_eq!((&told["height"], &told["is_in_chain"]), (&135.into(), &false.into()), "{told:#}");
     satgres.run("regtest", files.path(), &["--peer", address]);
-    let told = &status(satgres)["confirmed_tip"];
+    let told = &satgres.status()["confirmed_tip"];
     assert_eq!((&told["hash"], &told["is_in_chain"]), (&tip.to_string().into(), &true.into()), "{told:#}");
     assert_eq!(tip.to_byte_array().len(), 32);
 }

@@ -63,12 +63,12 @@ impl Drop for Run {
     }
 }
 
-/// The report as JSON; it must come in bounded time, whatever hangs.
+/// The report as JSON; it must come within the time that is promised.
 fn status(satgres: &Satgres) -> Value {
     let finished = satgres.command(&["status", "--json"]);
     assert_eq!(finished.status.code(), Some(0), "{}", finished.stderr);
     assert_eq!(finished.stderr, "");
-    assert!(finished.elapsed < Duration::from_secs(30), "it took {:?}", finished.elapsed);
+    assert!(finished.elapsed < Duration::from_secs(8), "it took {:?}", finished.elapsed);
     serde_json::from_str(&finished.stdout).unwrap()
 }
 
@@ -335,9 +335,12 @@ fn a_server_that_recovers_or_hangs_is_told_in_bounded_time() {
     assert!(number(&report, "/memory/server_processes").unwrap() >= 5.0);
 
     signal(pid, libc::SIGSTOP);
+    let began = Instant::now();
     let silent = status(satgres);
+    let took = began.elapsed();
     signal(pid, libc::SIGCONT);
     assert_eq!(word(&silent, "/server/state"), "silent");
+    assert!(took < Duration::from_secs(4), "{took:?}");
 
     // A backend dies; the server waits seconds for a process that cannot hear it, and then recovers.
     let process = |kind: &str| -> i32 {

@@ -197,16 +197,10 @@ impl Tip {
         self.running.take().unwrap().kill()
     }
 
-    /// What `satgres status --json` tells.
-    pub fn status(&self) -> serde_json::Value {
-        let finished = self.satgres.command(&["status", "--json"]);
-        serde_json::from_str(&finished.stdout).unwrap()
-    }
-
     /// Ends `satgres run` by a signal once it is LIVE: before, it would be interrupted, with exit code 130; returns what
     /// it has said.
     pub fn stop(&mut self) -> String {
-        wait_until("it is LIVE", || self.status()["phase"]["name"] == "LIVE");
+        wait_until("it is LIVE", || self.satgres.status()["phase"]["name"] == "LIVE");
         let running = self.running.take().unwrap();
         running.signal(libc::SIGTERM);
         let (status, said) = running.wait();

@@ -155,6 +155,11 @@ impl Satgres {
         finished.stdout.lines().map(str::to_owned).collect()
     }
 
+    /// What `satgres status --json` tells.
+    pub fn status(&self) -> serde_json::Value {
+        serde_json::from_str(&self.command(&["status", "--json"]).stdout).unwrap()
+    }
+
     /// The four lines of `verify --digest`.
     pub fn digest(&self) -> Vec<String> {
         let finished = self.command(&["verify", "--digest"]);
